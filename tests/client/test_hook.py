@@ -171,6 +171,7 @@ def test_a_torch_without_a_needed_name_is_left_alone(run: Run) -> None:
     assert outcome.summary["graphs"] == 0
 
 
+@pytest.mark.slow
 def test_a_forked_child_compiles_with_a_session_of_its_own(run: Run) -> None:
     program = """
     import os, torch
@@ -271,6 +272,7 @@ f(torch.ones(3))
 """
 
 
+@pytest.mark.slow
 def test_the_summary_says_where_dynamo_has_ended_a_graph_and_why(run: Run) -> None:
     breaks = run(BREAKING).summary["graph_breaks"]
 

@@ -54,6 +54,7 @@ def listed(home: Home) -> list[dict[str, Any]]:
     return entries
 
 
+@pytest.mark.slow
 def test_a_running_daemon_takes_them_in(home: Home, file: Path) -> None:
     home.start()
     dry = home.pygraphd("cache", "import", str(file), "--dry-run")

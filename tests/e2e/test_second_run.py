@@ -55,6 +55,7 @@ def test_second_run_hits_after_compiling_everything_anew(sandbox: Sandbox, tmp_p
     assert cold_again.counts["graphs"] == cold.counts["graphs"]
 
 
+@pytest.mark.slow
 def test_hook_starts_the_daemon_when_asked(sandbox: Sandbox) -> None:
     assert sandbox.daemon_pid() is None
 

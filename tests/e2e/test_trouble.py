@@ -117,6 +117,7 @@ def test_no_daemon(sandbox: Sandbox, plain: Outcome) -> None:
     assert outcome.counts["failures"]["daemon: no daemon"] > 0
 
 
+@pytest.mark.slow
 def test_hung_daemon(sandbox: Sandbox, plain: Outcome) -> None:
     os.kill(sandbox.start_daemon(), signal.SIGSTOP)
 

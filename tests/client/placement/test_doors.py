@@ -60,6 +60,7 @@ def test_a_pass_among_the_options_of_backend_pygraph_runs_beside_them(run: Run, 
     assert "theirs" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_option", [True, False])
 def test_a_pass_in_their_place_is_told_of_by_whoever_finds_the_graph_in_the_caches_too(
     run: Run, *, by_option: bool

@@ -128,6 +128,7 @@ def test_a_number_that_no_rule_takes_is_told_of_with_the_users_line(
     assert added.failures == {}
 
 
+@pytest.mark.slow
 def test_what_the_cpu_learns_gets_its_gradient_and_is_seen_by_the_next_call(added: Report) -> None:
     """A temperature that is a parameter on the CPU, and so are two numbers more, which an optimiser changes in place."""
 

@@ -256,6 +256,7 @@ print("compiled", torch._dynamo.utils.counters["inductor"]["fxgraph_cache_miss"]
 """
 
 
+@pytest.mark.slow
 def test_the_next_process_finds_it_in_the_caches_and_sends_and_says_the_same(
     run: Run, tmp_path: Path
 ) -> None:

@@ -138,6 +138,7 @@ def facts() -> Iterator[list[torch_private.CompiledFacts]]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_which_outputs_are_saved_is_known_from_inductors_caches_too(
     facts: list[torch_private.CompiledFacts], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
