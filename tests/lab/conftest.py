@@ -7,8 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.conftest import cores, load_package
+from tests.support.emulator import allocator, emulator, emulator_library, recorder
+from tests.support.native import compiled_helper, helper_of_all, loaded_helper
 
-__all__ = ["cores"]
+__all__ = [
+    "allocator",
+    "compiled_helper",
+    "cores",
+    "emulator",
+    "emulator_library",
+    "helper_of_all",
+    "loaded_helper",
+    "recorder",
+]  # fixtures
 
 load_package("tools")
 

@@ -16,8 +16,6 @@ from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from tests.lab.test_memory import stats
-from tests.support.emulator import allocator, emulator, emulator_library, recorder
-from tests.support.native import compiled_helper, helper_of_all, loaded_helper
 from tools.lab.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
 from tools.lab.memory_table import render
 
@@ -27,15 +25,6 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.replay import Replay
     from tests.support.recorder import Recorder
 
-__all__ = [
-    "allocator",
-    "compiled_helper",
-    "emulator",
-    "emulator_library",
-    "helper_of_all",
-    "loaded_helper",
-    "recorder",
-]  # fixtures
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")

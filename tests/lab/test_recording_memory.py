@@ -8,22 +8,11 @@ import pytest
 import torch
 
 from pygraphd.client.recording.builder import LEAST_SCRATCH
-from tests.support.emulator import allocator, emulator, emulator_library, recorder
-from tests.support.native import compiled_helper, helper_of_all, loaded_helper
 from tools.lab.recording_memory import Allocation, Role, footprint_of
 
 if TYPE_CHECKING:
     from tests.support.recorder import Recorder
 
-__all__ = [
-    "allocator",
-    "compiled_helper",
-    "emulator",
-    "emulator_library",
-    "helper_of_all",
-    "loaded_helper",
-    "recorder",
-]  # fixtures
 pytestmark = pytest.mark.torch
 
 FLOATS = 200
