@@ -36,7 +36,7 @@ demo: check torch
 	@$(BIN)/python examples/demo.py
 
 test: check torch $(STAMPS)/test
-	$(call pytest,not slow and not gpu)
+	$(call pytest,not slow and not team and not gpu)
 
 test-all: check torch $(STAMPS)/test
 	$(call pytest,not gpu)

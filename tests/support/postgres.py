@@ -1,0 +1,268 @@
+"""A real PostgreSQL server of the tests' own, in a temporary folder, on a free port of 127.0.0.1.
+
+The administrator connects over the server's Unix socket without a password; everybody else by TCP with one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pwd
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, LiteralString, Self
+
+import psycopg
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REQUIRED = "TESTS_REQUIRE_POSTGRES"
+"""With this variable tests fail, instead of being skipped, where no PostgreSQL is installed."""
+ADMINISTRATOR = "administrator"
+_DEBIAN = Path("/usr/lib/postgresql")
+_UNPRIVILEGED = ("postgres", "nobody")
+_PORTS = range(20_000, 30_000)
+"""Below those that the kernel gives to clients, one of which could take ours while the server is down."""
+_BEGIN_S = 60.0
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "fsync": "off",
+    "full_page_writes": "off",
+    "synchronous_commit": "off",
+    "shared_buffers": "16MB",
+    "max_connections": "200",
+    "autovacuum": "off",
+}
+
+
+def installed() -> Path | None:
+    """Return the folder with `initdb` and `postgres`: of the PATH, or of the newest of Debian's packages; None if there is none."""
+    if found := shutil.which("initdb"):
+        return Path(found).resolve().parent
+    folders = [path.parent for path in _DEBIAN.glob("*/bin/initdb") if path.parent.parent.name.isdigit()]
+    return max(folders, key=lambda folder: int(folder.parent.name), default=None)
+
+
+class Postgres:
+    """One server, which runs from the constructor on; `close` ends it and removes its folder."""
+
+    def __init__(self, programs: Path) -> None:
+        self._programs = programs
+        self._user = _unprivileged_user()
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="pg-", dir="/tmp")
+        )  # short, or the socket's path is too long
+        self._data = self.folder / "data"
+        self.port = _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._numbers = itertools.count(1)
+        try:
+            if self._user is not None:
+                shutil.chown(self.folder, self._user)
+            self._make_cluster()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill the server and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server's first process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start the server, which may have been killed, and return when it takes connections."""
+        assert not self.is_running
+        self._process = self._spawn("postgres", "-D", str(self._data), stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + _BEGIN_S
+        while not self._takes_connections():
+            assert self._process.poll() is None, f"PostgreSQL ended at its start: {self._log()}"
+            assert time.monotonic() < deadline, f"PostgreSQL takes no connections: {self._log()}"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Have the server end: it aborts what runs, hangs up, and writes all to its files."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(_BEGIN_S)
+
+    def kill(self) -> None:
+        """Kill all of the server's processes at once, as a crash of its machine does."""
+        if self._process is None or not self.is_running:
+            return
+        self._process.send_signal(signal.SIGSTOP)  # or it begins another one while we look
+        for child in _children(self._process.pid):
+            _kill(child)
+        self._process.kill()
+        self._process.wait(_BEGIN_S)
+
+    def kill_backends(self, database: str) -> int:
+        """Kill the processes that serve a database, at whatever they are, and return their number. The server recovers by itself."""
+        query = "SELECT pid FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
+        pids = [row[0] for row in self.execute("postgres", query, database)]
+        for pid in pids:
+            _kill(pid)
+        return len(pids)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have all of the server's processes stand still within the block: the kernel accepts connections, and nobody answers."""
+        assert self._process is not None
+        pids = [self._process.pid, *_children(self._process.pid)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+    def make_database(self) -> str:
+        """Make an empty database, which nobody but the administrator may use, and return its name."""
+        name = f"test_{next(self._numbers)}"
+        self._administer(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        self._administer(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
+        return name
+
+    def drop_all(self) -> None:
+        """Drop all databases and roles that tests have made."""
+        for (name,) in self.execute(
+            "postgres", "SELECT datname FROM pg_database WHERE datname LIKE 'test_%%'"
+        ):
+            self._administer(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+        roles = "SELECT rolname FROM pg_roles WHERE rolname NOT LIKE 'pg_%%' AND rolname <> %s"
+        for (name,) in self.execute("postgres", roles, ADMINISTRATOR):
+            self._administer(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+    def execute(self, database: str, statement: LiteralString, *values: object) -> list[tuple[Any, ...]]:
+        """Execute a statement as the administrator; return its rows, none if it gives none."""
+        with self._connect(database) as connection:
+            cursor = connection.execute(statement, values)
+            return [] if cursor.description is None else cursor.fetchall()
+
+    def url(self, database: str, role: str, password: str, port: int | None = None) -> str:
+        """Return the URL by which a role reaches a database, at the server's own port or at a proxy's."""
+        return f"postgresql+psycopg://{role}:{password}@127.0.0.1:{port or self.port}/{database}"
+
+    @property
+    def administrators_url(self) -> str:
+        """The administrator's URL without a database: append its name."""
+        return f"postgresql+psycopg://{ADMINISTRATOR}@/?host={self.folder}&port={self.port}&dbname="
+
+    def psql(self, database: str, script: str) -> None:
+        """Execute a script as the administrator, with the commands that psql knows."""
+        subprocess.run(
+            [self._program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *self._reached(database)],
+            input=script.encode(),
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=_BEGIN_S,
+        )
+
+    def _reached(self, database: str) -> list[str]:
+        return ["-h", str(self.folder), "-p", str(self.port), "-U", ADMINISTRATOR, "-d", database]
+
+    def _program(self, name: str) -> str:
+        return str(self._programs / name)
+
+    def _administer(self, statement: sql.Composed) -> None:
+        with self._connect("postgres") as connection:
+            connection.execute(statement)
+
+    def _connect(self, database: str) -> psycopg.Connection:
+        return psycopg.connect(
+            host=str(self.folder), port=self.port, user=ADMINISTRATOR, dbname=database, autocommit=True
+        )
+
+    def _takes_connections(self) -> bool:
+        try:
+            self._connect("postgres").close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _make_cluster(self) -> None:
+        options = ("--auth-local=trust", "--auth-host=scram-sha-256", "--no-sync", "--encoding=UTF8")
+        made = self._spawn(
+            "initdb",
+            "-D",
+            str(self._data),
+            "-U",
+            ADMINISTRATOR,
+            "--locale=C",
+            *options,
+            stdout=subprocess.PIPE,
+        )
+        output, _ = made.communicate(timeout=_BEGIN_S)
+        assert made.returncode == 0, output.decode(errors="replace")
+        own = {"port": str(self.port), "unix_socket_directories": str(self.folder), **_SETTINGS}
+        with (self._data / "postgresql.conf").open("a") as configuration:
+            configuration.writelines(f"{name} = '{value}'\n" for name, value in own.items())
+
+    def _spawn(self, program: str, *words: str, stdout: int) -> subprocess.Popen[bytes]:
+        user = None if self._user is None else pwd.getpwnam(self._user)
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(
+                [self._program(program), *words],
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=subprocess.STDOUT if stdout == subprocess.PIPE else log,
+                start_new_session=True,
+                cwd=self.folder,
+                user=None if user is None else user.pw_uid,
+                group=None if user is None else user.pw_gid,
+                extra_groups=None if user is None else [],
+            )
+
+    @property
+    def _log_path(self) -> Path:
+        return self.folder / "log"
+
+    def _log(self) -> str:
+        return self._log_path.read_text(errors="replace")[-4000:]
+
+
+def _unprivileged_user() -> str | None:
+    """Return the user that runs the server if we are root, whom PostgreSQL refuses; None: we do."""
+    if os.geteuid() != 0:
+        return None
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in _UNPRIVILEGED if name in known)
+
+
+def _free_port() -> int:
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no free port")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
