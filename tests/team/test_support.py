@@ -1,4 +1,4 @@
-"""The server of these tests: it can be killed at any moment and comes back with what was committed."""
+"""The server and the network of these tests: killed, cut off, and back with what was committed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
+
+from tests.support.tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
     from tests.support.postgres import Postgres
@@ -36,3 +38,24 @@ def test_a_role_needs_its_password(postgres: Postgres, database: str) -> None:
     connect("right")
     with pytest.raises(psycopg.OperationalError, match="password"):
         connect("wrong")
+
+
+def test_a_commit_gets_lost_before_the_server_or_after_it(postgres: Postgres, database: str) -> None:
+    postgres.execute(database, "CREATE ROLE writer LOGIN SUPERUSER PASSWORD 'secret'")
+    postgres.execute(database, "CREATE TABLE kept (number int)")
+
+    with TcpProxy(postgres.port) as proxy:
+        url = postgres.url(database, "writer", "secret", proxy.port).replace("+psycopg", "")
+
+        def insert(number: int) -> None:
+            with psycopg.connect(url) as connection:
+                connection.execute("INSERT INTO kept VALUES (%s)", (number,))
+
+        for number, cut in enumerate((proxy.cut_before, proxy.cut_after)):
+            done = cut(b"COMMIT")
+            with pytest.raises(psycopg.OperationalError):
+                insert(number)
+            assert done.wait(60)
+        insert(2)
+
+    assert postgres.execute(database, "SELECT number FROM kept ORDER BY number") == [(1,), (2,)]
