@@ -28,6 +28,10 @@ class Relocating(Protocol):
         """A number that a call changes if it does what later calls need not do."""
 
     @property
+    def recording_us(self) -> float:
+        """Host time of recording and verifying so far, in microseconds; 0 if nothing was tried."""
+
+    @property
     def run(self) -> Runnable:
         """The cheapest callable for steady state, which takes Inductor's list of inputs."""
 

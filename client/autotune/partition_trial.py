@@ -220,4 +220,4 @@ class PartitionTrial:
             if reason is not None:
                 decision = policy.only_kernels(reason, final=candidates.relocate.refused_for_good)
         self._decisions.report.measuring_ms += trial.price_ms(decision.deployment)
-        return Outcome(decision, measurements)
+        return Outcome(decision, measurements, recording_us=candidates.relocate.recording_us)

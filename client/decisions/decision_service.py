@@ -53,12 +53,14 @@ NOTHING = Known()
 class Outcome:
     """The result for a graph in this process.
 
-    `measurements` is empty if nothing was measured. `adopted` is the entry of another process if its decision was used.
+    `measurements` is empty if nothing was measured. `adopted` is the entry of another process if its decision was used. `recording_us`
+    is the host time of recording and verifying, in microseconds; 0 if nothing was recorded.
     """
 
     decision: Decision
     measurements: tuple[Measurement, ...] = ()
     adopted: Entry | None = None
+    recording_us: float = 0.0
 
 
 class DecisionService:
@@ -132,7 +134,7 @@ class DecisionService:
             return
         if outcome.measurements:
             self.report.count(measured=1)
-        record = Record(pending.graph, outcome.decision, outcome.measurements)
+        record = Record(pending.graph, outcome.decision, outcome.measurements, outcome.recording_us or None)
         self.cache.record(pending.environment, [record])
 
     def followed(self, pending: PendingGraph, decision: Decision) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import gc
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -94,6 +95,8 @@ class Pipeline:
         self._facts = facts
         self.captures = 0
         """The number of captured calls, whether or not a recording was made."""
+        self.host_us = 0.0
+        """Host time of all recordings and comparisons so far, in microseconds."""
         self._retries: Counter[str] = Counter()
         self._threads = threading.local()
 
@@ -114,7 +117,7 @@ class Pipeline:
         If it `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
         """
         try:
-            with self._report.recording(), _no_garbage_collection():
+            with self._timed(), _no_garbage_collection():
                 return self._record(inputs, staged, constraints, is_doubted=is_doubted)
         except (TransientError, torch.OutOfMemoryError) as error:
             is_short = isinstance(error, _NoMemoryError | torch.OutOfMemoryError)
@@ -136,13 +139,22 @@ class Pipeline:
     def compare(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Refusal | None:
         """Compare a recording with KERNELS, which have returned `outputs`; return why it cannot be used, None if it can."""
         try:
-            with self._report.recording(), _no_garbage_collection():
+            with self._timed(), _no_garbage_collection():
                 return attempt.verification.disagreement(outputs, self._launch)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             is_short = isinstance(error, torch.OutOfMemoryError)
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
             reason = f"verification failed: {_first_line(error)}"
             return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            with self._report.recording():
+                yield
+        finally:
+            self.host_us += (time.perf_counter() - began) * 1e6
 
     def _record(
         self,

@@ -274,9 +274,11 @@ class Recordings(_Refusing):
         """Record a call; while another thread is recording, run it as KERNELS for `reason`."""
         if not self._recording.acquire(blocking=False):
             return self._fall_back(reason, inputs)
+        before_us = self._pipeline.host_us
         try:
             return self._record(slot, inputs)
         finally:
+            slot.recording_us += self._pipeline.host_us - before_us
             self._recording.release()
 
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
@@ -411,6 +413,16 @@ class Recordings(_Refusing):
         return next((slot.refusal for slot in slots if slot.refusal is not None), bound)
 
     @property
+    def recording_us(self) -> float:
+        """Host time of recording and verifying all sizes so far, in microseconds."""
+        return sum(slot.recording_us for slot in list(self._slots.values()))
+
+    def recording_us_at(self, size: Size) -> float:
+        """Return the part of `recording_us` that one size took."""
+        slot = self._slots.get(size)
+        return slot.recording_us if slot is not None else 0.0
+
+    @property
     def prepared(self) -> int:
         """A number that changes when a call makes or puts off a recording or an executable, and so is no steady-state call."""
         made = sum(replay.executables for replay in self.replays)
@@ -440,6 +452,11 @@ class RecordingsAtSize(_Refusing):
 
     def refusal_of(self, size: Size | None = None) -> Refusal | None:  # noqa: D102 - see the base class
         return self.all.refusal_of(size or self.size)
+
+    @property
+    def recording_us(self) -> float:
+        """Host time of recording and verifying this size so far, in microseconds."""
+        return self.all.recording_us_at(self.size)
 
     @property
     def prepared(self) -> int:

@@ -131,6 +131,8 @@ class SizeSlot:
     replay: Replay | None = None
     nodes: int = 0
     """Nodes of `replay`, for the summary."""
+    recording_us: float = 0.0
+    """Host time of recording and verifying this size so far, in microseconds, whether or not that succeeded."""
     refusal: Refusal | None = None
     retries: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY))
     disagreements: Disagreements = field(default_factory=Disagreements)

@@ -91,4 +91,5 @@ def _record(row: Row, measured: Sequence[Row]) -> Record:
         Graph(row["graph"], Kind(row["kind"]), row["partition"], row["partitions"], row["operators"], sizes),
         decision_of(row),
         tuple(measurement_of(each) for each in measured),
+        row["recording_us"],
     )

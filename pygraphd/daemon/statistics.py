@@ -59,7 +59,7 @@ class Counters:
     measuring_saved_s: float = 0.0
     """Extra host time of the trials that hits made unnecessary: that of calls in the deployment that was not chosen."""
     recording_saved_s: float = 0.0
-    """Host time of the recordings that hits for KERNELS made unnecessary, as far as clients report it."""
+    """Host time of the recordings that hits for KERNELS made unnecessary."""
 
     def __iadd__(self, other: Counters) -> Self:
         for name in _NAMES:

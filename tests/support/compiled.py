@@ -88,6 +88,8 @@ def compile_once(
 class Relocating:
     """Stands where relocatable graphs do; recording itself is tested in tests/client/recording and tests/gpu."""
 
+    recording_us = 0.0
+
     def __init__(self, refusal: str | None) -> None:
         self._will_refuse = refusal
         self.refusal: str | None = None

@@ -80,6 +80,7 @@ class Relocating:
 
     refused_for_good = False
     prepared = 0
+    recording_us = 0.0
     calls = 0
     trimmed = closed = 0
 

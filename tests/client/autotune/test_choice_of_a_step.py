@@ -180,6 +180,7 @@ class Relocating:
     refusal = why_refused = None
     refused_for_good = False
     prepared = 0
+    recording_us = 0.0
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run = run

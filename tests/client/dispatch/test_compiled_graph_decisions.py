@@ -5,6 +5,7 @@ The clock stands in for the GPU's, as in `test_compiled_graph`.
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,25 @@ def test_the_next_session_is_told_and_measures_nothing(session: Runtime) -> None
     assert run(forward, backward, 3) == [(["relocated"] * 2, ["relocated"])] * 3
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (3, 0)
     assert sources(second) == {("GRAPH", "cache")}
+
+
+def test_the_daemon_counts_the_recordings_that_are_saved_where_kernels_are_faster(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0})
+    monkeypatch.setattr(Relocating, "recording_us", 2e6)
+    home = Home(tmp_path)
+    try:
+        home.start()
+        trained(session, ENOUGH)
+        second, _ = trained(session, 3)
+        assert home.pygraphd("stop").returncode == 0  # at which hits that wait are written
+        counted = json.loads(home.pygraphd("stats", "--json").stdout)["since_ever"]
+    finally:
+        home.close()
+
+    assert second.report.summary()["deployed"] == {"KERNELS": 3, "GRAPH": 0}
+    assert (counted["hits"], counted["recording_saved_s"]) == (3, 6.0)
 
 
 def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(

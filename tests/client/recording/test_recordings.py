@@ -130,18 +130,24 @@ def test_what_recording_takes_is_counted_once_and_not_the_call_that_is_launched_
 
     monkeypatch.setattr(case.recorder, "trim", lambda: clock.sleep(0.01))
     run = case.make(body)
-    run([case.floats(0), case.floats(1)])
+    run([case.floats(0), case.floats(1), 1])
     assert case.report.recording_ms == 0
 
     began = clock.now()
-    run([case.floats(1), case.floats(1)])
+    run([case.floats(1), case.floats(1), 1])
     whole_ms = (clock.now() - began) * 1e3
     counted_ms = case.report.recording_ms
-    run([case.floats(2), case.floats(1)])
+    run([case.floats(2), case.floats(1), 1])
 
     assert counted_ms >= 20 + 2 * 10
     assert counted_ms == pytest.approx(whole_ms - 30)
     assert case.report.recording_ms == counted_ms
+
+    for _ in range(2):
+        run([case.floats(2), case.floats(1), 2])
+    of_each_us = [run.at((size,)).recording_us for size in (1, 2, 3)]
+    assert of_each_us == [pytest.approx((counted_ms - 2 * 10) * 1e3)] * 2 + [0]
+    assert run.recording_us == pytest.approx(sum(of_each_us))
 
 
 def test_another_device_may_be_the_current_one(case: Case) -> None:

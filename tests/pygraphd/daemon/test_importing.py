@@ -82,7 +82,10 @@ def test_what_is_imported_is_as_it_was_but_nobodys_here(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:
     request = current(make_request("a", "b"))
+    recorded = tuple(dataclasses.replace(record, recording_us=2e6) for record in request.records)
+    request = dataclasses.replace(request, records=recorded)
     entries = exported(there, request)
+    assert {each.record.recording_us for each in entries} == {2e6}
     assert store.add_imported(ImportRequest(entries), uid=0) == ImportAnswer(added=2)
     before, after = entry_of(there, request), entry_of(database, request)
     assert (after.host, after.uid) == ("import:host-a", 0)
