@@ -23,6 +23,7 @@ class Partition:
     """A partition whose GRAPH records at its first calls; some of its later calls make an executable, which takes long, too."""
 
     refusal = why_refused = None
+    recording_us = 0.0
     refused_for_good = False
 
     def __init__(

@@ -47,6 +47,7 @@ class Relocating:
     """Stands where relocatable graphs do; some of its calls, by their numbers, make an executable, which takes ten times as long."""
 
     refusal = why_refused = None
+    recording_us = 0.0
     refused_for_good = False
 
     def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
