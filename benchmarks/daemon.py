@@ -46,7 +46,9 @@ class Daemon:
 
     def _command(self, verb: str) -> None:
         # -P and a neutral folder: the repository's `alembic` folder must not hide the library of that name.
-        environ = {**without_product(os.environ), "PYGRAPHD_HOME": str(self.home), "PYGRAPHD_AUTOSTART": "0"}
+        # Without the decisions that the package ships: an empty cache is to be empty.
+        own = {"PYGRAPHD_HOME": str(self.home), "PYGRAPHD_AUTOSTART": "0", "PYGRAPHD_SHIPPED": "0"}
+        environ = {**without_product(os.environ), **own}
         outcome = run_fresh(["-P", "-m", "pygraphd", verb], environ, _TIMEOUT_S, folder=self.home)
         if outcome.error:
             raise BenchmarkError(f"python -m pygraphd {verb}: {outcome.error}")

@@ -198,6 +198,7 @@ def product_environment(
         "PYGRAPH_SUMMARY": str(summary_file),
         "PYGRAPHD_HOME": str(home),
         "PYGRAPHD_AUTOSTART": "0",
+        "PYGRAPHD_SHIPPED": "0",
     }
 
 

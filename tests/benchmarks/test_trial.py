@@ -34,6 +34,7 @@ def test_product_processes_see_only_the_benchmarks_daemon() -> None:
         "PYGRAPH_SUMMARY": "/summary",
         "PYGRAPHD_HOME": "/home",
         "PYGRAPHD_AUTOSTART": "0",
+        "PYGRAPHD_SHIPPED": "0",
     }
     assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
 

@@ -85,6 +85,15 @@ def test_what_is_compiled_stays_where_that_is_wanted() -> None:
     assert option(regions.commands[0].arguments, "--caches") == str(Path("scratch/compiled/regions"))
 
 
+def test_decisions_are_kept_where_that_is_wanted() -> None:
+    names = ["run:three-ops:pygraph-default:1", "overhead"]
+    kept, _ = steps_of(names, Path("out"), Path("scratch"), 1, 580, None, Path("out/decisions.jsonl"))
+
+    assert option(kept.commands[0].arguments, "--decisions") == str(Path("out/decisions.jsonl"))
+    assert PARSERS["tools.lab"]().parse_args(["campaign", "--decisions", *names]).decisions
+    assert "--decisions" not in made(*names)[0].commands[0].arguments
+
+
 def test_the_overhead_is_of_the_workloads_that_are_named() -> None:
     usual, named = made("overhead", "overhead:three-ops,mlp-training")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks.test_run import ROOT, SMALL, run
+from tools.lab.decisions import read_export
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -104,13 +105,15 @@ def _children_of(pid: int) -> list[str]:
 def test_the_product_finds_in_the_second_wave_what_the_first_has_measured(tmp_path: Path) -> None:
     done, result = run(
         tmp_path / "result.json", "--workloads", "mlp-training", "--repetitions", "1",
-        "--variants", "default,pygraph-default,pygraph-default-warm", package="tools.lab",
+        "--variants", "default,pygraph-default,pygraph-default-warm",
+        "--decisions", str(tmp_path / "decisions.jsonl"), package="tools.lab",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     _, cold, warm = result["records"]
     assert "hits 0, misses 2" in cold["note"]
     assert "hits 2, misses 0, measured 0" in warm["note"]
     assert warm["compile_s"] is None  # it found what the others had compiled
+    assert len(read_export(tmp_path / "decisions.jsonl")) == 2
 
 
 def test_budget_ends_the_run_after_a_whole_repetition(tmp_path: Path) -> None:

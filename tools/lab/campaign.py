@@ -48,14 +48,16 @@ def run_campaign(
     end_s: float,
     told_commit: str | None,
     compiled: Path | None = None,
+    decisions: Path | None = None,
 ) -> bool:
     """Run the steps of these names and print a summary, also when interrupted; return whether all succeeded.
 
-    `compiled` is where compiled code stays for the next campaign; None: it goes with this one.
+    `compiled` is where compiled code stays for the next campaign; None: it goes with this one. `decisions` is the export to which
+    `run` steps add what was decided.
     """
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as scratch:
-        steps = steps_of(names, out, Path(scratch), gpus, end_s, compiled)
-        campaign = Campaign(steps, out, end_s, stated_commit(told_commit))
+        steps = steps_of(names, out, Path(scratch), gpus, end_s, compiled, decisions)
+        campaign = Campaign(steps, out, end_s, stated_commit(told_commit), decisions)
         try:
             campaign.execute()
         finally:
@@ -82,6 +84,8 @@ class Campaign:
     out: Path
     end_s: float
     commit: str
+    decisions: Path | None = None
+    """The export that steps add to, if they do."""
     done: list[Done] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
 
@@ -103,14 +107,16 @@ class Campaign:
         return len(self.done) < len(self.steps) or any(each.error for each in self.done)
 
     def _prepare(self) -> None:
-        most = sum(step.result is not None for step in self.steps) + 1
+        results = [step.result for step in self.steps if step.result]
+        results += [self.decisions] if self.decisions else []
+        most = len(results) + 1
         most += max((len(step.commands) for step in self.steps), default=0)
         if most > MAX_FILES:
             raise BenchmarkError(
                 f"these steps leave up to {most} files, and {MAX_FILES} come back from a lent machine: take fewer at once"
             )
         # Files of an earlier campaign would be reported as this one's.
-        if there := [step.result.name for step in self.steps if step.result and step.result.exists()]:
+        if there := [each.name for each in results if each.exists()]:
             raise BenchmarkError(f"{self.out} has {', '.join(there)} already: name another folder with --out")
         try:
             self.out.mkdir(parents=True, exist_ok=True)

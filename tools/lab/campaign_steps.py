@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SECONDS = "SECONDS"
 """Among a command's arguments: the whole seconds that it may take."""
+DECISIONS = "decisions.jsonl"
+"""The export, in the folder of a campaign, of what its `run` steps have decided."""
 _USUAL_S = 580.0
 """For so long a campaign the limits of steps are meant; they grow with it."""
 _WORKERS = 13
@@ -61,6 +63,8 @@ class Place:
     gpus: int
     longer: float
     """How many times as long as usual it may take."""
+    decisions: Path | None = None
+    """The export to which `run` adds decisions."""
 
     @property
     def kind(self) -> str:
@@ -87,13 +91,22 @@ class Place:
 
 
 def steps_of(
-    names: Sequence[str], out: Path, scratch: Path, gpus: int, end_s: float, compiled: Path | None = None
+    names: Sequence[str],
+    out: Path,
+    scratch: Path,
+    gpus: int,
+    end_s: float,
+    compiled: Path | None = None,
+    decisions: Path | None = None,
 ) -> list[Step]:
-    """Return the steps of these names; raises BenchmarkError if one cannot be. `compiled`: where compiled code stays."""
+    """Return the steps of these names; raises BenchmarkError if one cannot be.
+
+    `compiled`: where compiled code stays; `decisions`: the export to which `run` adds what was decided.
+    """
     longer = max(1.0, end_s / _USUAL_S)
     kept = compiled or scratch / "compiled"
     return [
-        _step(Place(number, name, out, scratch, kept, gpus, longer))
+        _step(Place(number, name, out, scratch, kept, gpus, longer, decisions))
         for number, name in enumerate(names, start=1)
     ]
 
@@ -171,10 +184,11 @@ def _run(place: Place, workloads: str, variants: str, repetitions: str) -> Step:
     what = ("--workloads", _known(workloads), "--variants", ",".join(chosen), "--repetitions", repetitions)
     how = ("--gpus", str(place.gpus), "--at-once", str(_AT_ONCE))
     where = ("--compiled", str(place.compiled / "run"), "--out", str(place.result))
+    kept = ("--decisions", str(place.decisions)) if place.decisions else ()
     # Dozens compile side by side, and wait for each other: none is to be killed before the step is.
     until = ("--budget-s", SECONDS, "--timeout-s", SECONDS)
     return place.step(
-        _USUAL_S, _lab("run", *what, *how, *where, *until), report=_of_run(chosen, place.result)
+        _USUAL_S, _lab("run", *what, *how, *where, *kept, *until), report=_of_run(chosen, place.result)
     )
 
 

@@ -11,7 +11,7 @@ from benchmarks.records import check_writable, read_records
 from benchmarks.region_table import GRAPH
 from benchmarks.trial import CachePolicy
 from benchmarks.workloads import select_workloads
-from tools.lab.campaign_steps import USAGE
+from tools.lab.campaign_steps import DECISIONS, USAGE
 from tools.lab.gpu_slots import gpu_slots
 from tools.lab.imports import VARIANTS, measure_imports
 
@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     _add_merge(
         commands.add_parser("merge", help="make one of several result files of `run`, or of `regions`")
     )
+    _add_ship(commands.add_parser("ship", help="choose from exports the decisions that the package ships"))
     commands.add_parser(
         "report", help="write docs/performance.md and README's table from stored results"
     ).set_defaults(command=_report)
@@ -57,6 +58,11 @@ def _add_campaign(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="keep there what `run` and `regions` compile, for the next campaign",
     )
+    command.add_argument(
+        "--decisions",
+        action="store_true",
+        help=f"leave the decisions of all `run` steps in {DECISIONS}, for `ship`",
+    )
 
 
 def _add_run(command: argparse.ArgumentParser) -> None:
@@ -72,6 +78,12 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
     add("--budget-s", type=positive, help="begin no repetition that would end later than this")
     add("--compiled", type=Path, metavar="DIR", help="keep there what was compiled, for the next run")
+    add(
+        "--decisions",
+        type=Path,
+        metavar="FILE",
+        help="add the final decisions of all processes to this export",
+    )
 
 
 def _add_regions(command: argparse.ArgumentParser) -> None:
@@ -90,6 +102,16 @@ def _add_merge(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, nargs="+")
     command.add_argument("--out", type=Path, required=True, metavar="FILE")
     command.add_argument("--note", metavar="TEXT", help="why files of different commits belong together")
+
+
+def _add_ship(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_ship)
+    command.add_argument(
+        "file", type=Path, nargs="+", help="as `pygraphd cache export` or --decisions left it"
+    )
+    command.add_argument(
+        "--into", type=Path, default=Path("pygraphd/shipped"), metavar="DIR", help="default: %(default)s"
+    )
 
 
 def _add_overhead(command: argparse.ArgumentParser) -> None:
@@ -122,8 +144,10 @@ def _campaign(options: argparse.Namespace) -> int:
     from tools.lab.campaign import run_campaign
 
     compiled = options.compiled.absolute() if options.compiled else None
+    out = options.out.absolute()
+    decisions = out / DECISIONS if options.decisions else None
     did_well = run_campaign(
-        options.step, options.out.absolute(), options.gpus, options.end_s, options.commit, compiled
+        options.step, out, options.gpus, options.end_s, options.commit, compiled, decisions
     )
     return int(not did_well)
 
@@ -132,7 +156,8 @@ def _run(options: argparse.Namespace) -> int:
     from tools.lab.run import SharedRun, Sharing
 
     compiled = options.compiled and options.compiled.absolute()
-    sharing = Sharing(gpu_slots(options.gpus), options.at_once, options.budget_s, compiled)
+    decisions = options.decisions and options.decisions.absolute()
+    sharing = Sharing(gpu_slots(options.gpus), options.at_once, options.budget_s, compiled, decisions)
     return execute(SharedRun(plan_of(options, CachePolicy.SHARED), sharing=sharing))
 
 
@@ -159,6 +184,13 @@ def _merge(options: argparse.Namespace) -> int:
 
     count = merge(options.file, options.out.absolute(), options.note)
     print(f"{options.out}: {count} records of {len(options.file)} files")
+    return 0
+
+
+def _ship(options: argparse.Namespace) -> int:
+    from tools.lab.decisions import ship
+
+    print("\n".join(ship(options.file, options.into.absolute())))
     return 0
 
 

@@ -20,6 +20,7 @@ from benchmarks.trial import Settings, Trial, TrialResult, TrialRunner, trials_o
 from benchmarks.variants import Cache, Compile
 from tools.lab.barrier import Barrier
 from tools.lab.cpu_affinity import FULL_SPEED_VARIABLE
+from tools.lab.decisions import gather
 from tools.lab.gpu_slots import GpuSlot, dealt, parts
 from tools.lab.processes import as_ended
 
@@ -39,6 +40,8 @@ class Sharing:
     budget_s: float | None = None
     compiled: Path | None = None
     """Where compiled code stays for the next run; None: it goes with this one."""
+    decisions: Path | None = None
+    """The export to which the decisions of all daemons are added in the end."""
 
 
 class SharedRunner(TrialRunner):
@@ -82,7 +85,15 @@ class SharedRun(Run):
     together = True
 
     def take_all(self, folder: Path) -> None:
-        """Run the trials of all slots side by side."""
+        """Run the trials of all slots side by side, and keep what their daemons know, also of a run that is ended early."""
+        try:
+            self._take_slots(folder)
+        finally:
+            if self.sharing.decisions:
+                for line in gather(folder, self.sharing.decisions):
+                    print(line, file=sys.stderr, flush=True)
+
+    def _take_slots(self, folder: Path) -> None:
         plan, sharing = self.plan, self.sharing
         # With the time of each step, these are to be all steps in their order.
         runner = SharedRunner(folder, plan.settings, sharing.compiled, full_speed=not plan.each_step)
