@@ -21,10 +21,11 @@ from pygraphd.schema.locations import locate
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from pygraphd.daemon.exchange import ImportAnswer, Portable
+    from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
     from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
     from pygraphd.schema.locations import Locations
+    from pygraphd.schema.portable import Portable
 
 cache = typer.Typer(
     no_args_is_help=True,

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from pygraphd.cli.catalogue import PAGE
 from pygraphd.daemon import tables
-from pygraphd.daemon.exchange import Portable
 from pygraphd.daemon.queries import chunks, row_place, rows_of, weighed
 from pygraphd.daemon.rederiving import NOT_VALID, decision_of, measurement_of
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Graph, Kind, Origin, Record
+from pygraphd.schema.portable import Portable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

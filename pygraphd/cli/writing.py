@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+    from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.lock import DaemonLock
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
     from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Ping
+    from pygraphd.schema.portable import ImportRequest
 
 PATIENCE_S = 10.0
 """Seconds to wait for the lock: its holder may be a daemon that is about to answer, or a command that is about to end."""

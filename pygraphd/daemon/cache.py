@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
 from pygraphd.daemon import spool, statistics
 from pygraphd.daemon.evicting import Eviction, Limits
-from pygraphd.daemon.exchange import ImportRequest
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.processes import Processes
 from pygraphd.daemon.pruning import PruneProgress, PruneRequest
@@ -36,6 +35,7 @@ from pygraphd.schema.messages import (
     RecordRequest,
     decode,
 )
+from pygraphd.schema.portable import ImportRequest
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import http.client
 import json
 from typing import TYPE_CHECKING, TypeVar
 
-from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.peer import Peer, peer_of
 from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
 from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
@@ -20,6 +20,8 @@ from pygraphd.schema.ownership import StrangerError, connect
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pygraphd.schema.portable import ImportRequest
 
 _T = TypeVar("_T")
 _PING_TIMEOUT_S = 1.0

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.daemon.older_versions import translated
 from pygraphd.errors import UsageError
-from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_number, check_text
-from pygraphd.schema.keys import KEY_VERSION, Environment
-from pygraphd.schema.messages import MAX_TIME, Origin, Record, read
+from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_text
+from pygraphd.schema.keys import KEY_VERSION
+from pygraphd.schema.messages import read
+from pygraphd.schema.portable import (
+    FORMAT,
+    FORMAT_VERSION,
+    MAX_ENTRIES,
+    MAX_LINE_BYTES,
+    ImportRequest,
+    Portable,
+)
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import BinaryIO, TextIO
 
-FORMAT = "pygraphd cache"
-FORMAT_VERSION = 3
-"""Older formats are read, too: see `older_versions`."""
-MAX_LINE_BYTES = 2**16
-MAX_ENTRIES = 64
-"""Entries in one request: few enough to fit into a body and to delay no other request for long."""
 _HEADER_BYTES = 256
 """Length of a written header: it is written again, with the number of entries, after the last one."""
-IMPORTED = "import:"
-"""Prefix of the host of imported entries. No host has such a name, so every client treats them as foreign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,47 +55,6 @@ class Header:
         check_int("version", self.version, maximum=2**53, minimum=1)
         check_int("keys", self.keys, maximum=2**53)
         check_int("entries", self.entries, maximum=2**53)
-
-
-@dataclass(frozen=True, slots=True)
-class Portable:
-    """One entry: a final decision, the measurements that it rests on, their time (`measured_at`, seconds since the epoch) and origin.
-
-    Raises InvalidMessageError for a decision that is not final: the importing process would measure all the same.
-    """
-
-    environment: Environment
-    origin: Origin
-    record: Record
-    measured_at: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.record.decision.final:
-            raise InvalidMessageError("decision: is not final")
-        if (self.measured_at is None) is bool(self.record.measurements):
-            raise InvalidMessageError("measured_at: expected a time if there are measurements, else null")
-        if self.measured_at is not None:
-            check_number("measured_at", self.measured_at, maximum=MAX_TIME)
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Return the digests of environment and graph."""
-        return self.environment.digest(), self.record.graph.digest
-
-
-@dataclass(frozen=True, slots=True)
-class ImportRequest:
-    """Entries to be stored unless their graph is known already in their environment: the body of `IMPORT_PATH`."""
-
-    entries: tuple[Portable, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.entries) > MAX_ENTRIES:
-            raise InvalidMessageError(f"entries: {len(self.entries)} items, at most {MAX_ENTRIES} allowed")
-
-    def as_json(self) -> dict[str, object]:
-        """Return the body."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +88,6 @@ class ImportAnswer:
 
 
 _COUNTS = ("added", "replaced", "kept", "derived", "left_out")
-
-
-def imported_host(host: str) -> str:
-    """Return the host under which imported measurements of `host` are stored."""
-    return host if host.startswith(IMPORTED) else f"{IMPORTED}{host}"[:256]
 
 
 def requests(entries: Iterable[Portable]) -> Iterator[ImportRequest]:

@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from pygraphd.daemon import tables
-from pygraphd.daemon.exchange import IMPORTED
 from pygraphd.daemon.rederiving import rederive
 from pygraphd.schema.keys import entry_id
+from pygraphd.schema.portable import ELSEWHERE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -167,6 +167,7 @@ _TIMES_AND_HITS = frozenset({"created_at", "measured_at", "hits", "last_hit"})
 _KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
 """Columns that keep their values when a decision is replaced."""
 _decision_insert = insert(tables.Decision)
+_is_from_elsewhere = sa.or_(*(tables.Decision.host.startswith(prefix) for prefix in ELSEWHERE))
 _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
     index_elements=["environment", "graph"],
     set_={
@@ -180,7 +181,7 @@ _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
         # but that is used by nobody if an older policy decided it,
         _decision_insert.excluded.policy > tables.Decision.policy,
         # and what was imported was not found out here: it was not used, or did not hold.
-        tables.Decision.host.startswith(IMPORTED) & _decision_insert.excluded.measured_at.is_not(None),
+        _is_from_elsewhere & _decision_insert.excluded.measured_at.is_not(None),
     ),
 )
 

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+    from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer, RederiveRequest
     from pygraphd.daemon.statistics import Stored
     from pygraphd.schema.messages import RecordRequest
+    from pygraphd.schema.portable import ImportRequest
 
 _log = logging.getLogger(__name__)
 

@@ -21,10 +21,11 @@ from pygraphd.client.decisions.decision_service import DISPUTED
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.daemon import control
-from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, RecordRequest, decode
+from pygraphd.schema.portable import ImportRequest
 from tests.support.clock import Clock
 from tests.support.compiled import (
     ENOUGH,

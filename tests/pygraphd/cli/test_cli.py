@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import TextIO
 
-    from pygraphd.daemon.exchange import ImportRequest
     from pygraphd.schema.messages import RecordRequest
+    from pygraphd.schema.portable import ImportRequest
 
 
 @pytest.fixture

@@ -11,20 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.daemon import exchange
-from pygraphd.daemon.exchange import (
-    MAX_ENTRIES,
-    MAX_LINE_BYTES,
-    Contents,
-    ImportAnswer,
-    ImportRequest,
-    Portable,
-    check_file,
-    imported_host,
-    read_file,
-    requests,
-    write,
-)
+from pygraphd.daemon.exchange import Contents, ImportAnswer, check_file, read_file, requests, write
 from pygraphd.errors import UsageError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import KEY_VERSION, Environment
@@ -40,6 +27,7 @@ from pygraphd.schema.messages import (
     Record,
     decode,
 )
+from pygraphd.schema.portable import MAX_ENTRIES, MAX_LINE_BYTES, ImportRequest, Portable, imported_host
 from pygraphd.schema.reasons import MAX_DETAIL, Reason, ReasonCode
 
 if TYPE_CHECKING:
@@ -219,5 +207,6 @@ def test_answers_add_up() -> None:
 def test_the_host_of_an_import_is_nobodys_and_marked_once() -> None:
     assert imported_host("gpu7") == "import:gpu7"
     assert imported_host(imported_host("gpu7")) == "import:gpu7"
-    assert imported_host("") == exchange.IMPORTED
+    assert imported_host("") == "import:"
+    assert imported_host("bundle:gpu7") == "bundle:gpu7"
     assert len(imported_host("x" * 256)) == 256

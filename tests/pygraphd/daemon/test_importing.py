@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pygraphd.cli.catalogue import Catalogue
 from pygraphd.cli.exporting import NOT_FINAL, Export
 from pygraphd.daemon import tables
-from pygraphd.daemon.exchange import ImportAnswer, ImportRequest
+from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.importing import foresee
 from pygraphd.daemon.pruning import PruneRequest
 from pygraphd.daemon.rederiving import NOT_VALID, RederiveRequest
@@ -21,12 +21,13 @@ from pygraphd.daemon.store import Store
 from pygraphd.schema.messages import Deployment, Entry, LookupRequest, Origin, RecordRequest
 from pygraphd.schema.offline import read_entries
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.portable import ImportRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pygraphd.daemon.exchange import Portable
+    from pygraphd.schema.portable import Portable
 
     RequestMaker = Callable[..., RecordRequest]
 

@@ -11,21 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.daemon import spool
-from pygraphd.daemon.exchange import ImportAnswer, ImportRequest, read_file, write
+from pygraphd.daemon.exchange import ImportAnswer, read_file, write
 from pygraphd.daemon.older_versions import code_of, translated, translated_request
 from pygraphd.daemon.spool import SpoolState, ingest_file, records
 from pygraphd.errors import UsageError
 from pygraphd.schema.messages import Decision, Deployment, LookupRequest, RecordRequest
 from pygraphd.schema.offline import read_entries
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.portable import ImportRequest
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pygraphd.daemon.exchange import Portable
     from pygraphd.daemon.store import Store
+    from pygraphd.schema.portable import Portable
 
 
 def _ingest(folder: Path, store: Callable[[RecordRequest, int], int]) -> int:

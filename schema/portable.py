@@ -1,0 +1,67 @@
+"""Entries outside of a cache: the row of an exported file, and the import request to the daemon."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from pygraphd.schema.checks import InvalidMessageError, check_number
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import MAX_TIME, Origin, Record
+
+FORMAT = "pygraphd cache"
+FORMAT_VERSION = 3
+"""Version of the rows. An import reads older ones, too: see `pygraphd.daemon.older_versions`."""
+MAX_LINE_BYTES = 2**16
+MAX_ENTRIES = 64
+"""Entries in one request: few enough to fit into a body and to delay no other request for long."""
+IMPORTED = "import:"
+BUNDLED = "bundle:"
+ELSEWHERE = (IMPORTED, BUNDLED)
+"""Prefixes of the host of entries that a file brought. No host has such a name, so every client treats them as foreign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portable:
+    """One entry: a final decision, the measurements that it rests on, their time (`measured_at`, seconds since the epoch) and origin.
+
+    Raises InvalidMessageError for a decision that is not final: the importing process would measure all the same.
+    """
+
+    environment: Environment
+    origin: Origin
+    record: Record
+    measured_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.record.decision.final:
+            raise InvalidMessageError("decision: is not final")
+        if (self.measured_at is None) is bool(self.record.measurements):
+            raise InvalidMessageError("measured_at: expected a time if there are measurements, else null")
+        if self.measured_at is not None:
+            check_number("measured_at", self.measured_at, maximum=MAX_TIME)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return the digests of environment and graph."""
+        return self.environment.digest(), self.record.graph.digest
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """Entries to be stored unless their graph is known already in their environment: the body of `IMPORT_PATH`."""
+
+    entries: tuple[Portable, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.entries) > MAX_ENTRIES:
+            raise InvalidMessageError(f"entries: {len(self.entries)} items, at most {MAX_ENTRIES} allowed")
+
+    def as_json(self) -> dict[str, object]:
+        """Return the body."""
+        return dataclasses.asdict(self)
+
+
+def imported_host(host: str) -> str:
+    """Return the host under which imported measurements of `host` are stored."""
+    return host if host.startswith(ELSEWHERE) else f"{IMPORTED}{host}"[:256]
