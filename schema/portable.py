@@ -1,13 +1,18 @@
-"""Entries outside of a cache: the row of an exported file, and the import request to the daemon."""
+"""Entries outside of a cache: the lines of an exported file, and the import request to the daemon."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from pygraphd.schema.checks import InvalidMessageError, check_number
+from pygraphd.schema.checks import InvalidMessageError, check_int, check_number, check_text
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import MAX_TIME, Origin, Record
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 FORMAT = "pygraphd cache"
 FORMAT_VERSION = 3
@@ -19,6 +24,26 @@ IMPORTED = "import:"
 BUNDLED = "bundle:"
 ELSEWHERE = (IMPORTED, BUNDLED)
 """Prefixes of the host of entries that a file brought. No host has such a name, so every client treats them as foreign."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line. `keys` is the version of the keys: entries with keys of another version would never be found."""
+
+    format: str
+    version: int
+    keys: int
+    pygraphd: str
+    entries: int
+
+    def __post_init__(self) -> None:
+        check_text("format", self.format, maximum=64)
+        if self.format != FORMAT:
+            raise InvalidMessageError(f"format: {self.format!r:.40} is not {FORMAT!r}")
+        check_text("pygraphd", self.pygraphd, maximum=64)
+        check_int("version", self.version, maximum=2**53, minimum=1)
+        check_int("keys", self.keys, maximum=2**53)
+        check_int("entries", self.entries, maximum=2**53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +90,15 @@ class ImportRequest:
 def imported_host(host: str) -> str:
     """Return the host under which imported measurements of `host` are stored."""
     return host if host.startswith(ELSEWHERE) else f"{IMPORTED}{host}"[:256]
+
+
+def json_line(stream: BinaryIO) -> Any:
+    """Return the JSON value of the next line; raises ValueError, of which InvalidMessageError is one, or RecursionError."""
+    data = stream.readline(MAX_LINE_BYTES + 1)
+    if not data.endswith(b"\n"):
+        raise InvalidMessageError(
+            f"more than {MAX_LINE_BYTES} bytes"
+            if len(data) > MAX_LINE_BYTES
+            else "the file ends here, too early"
+        )
+    return json.loads(data)

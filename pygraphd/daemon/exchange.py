@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.daemon.older_versions import translated
 from pygraphd.errors import UsageError
-from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int, check_text
+from pygraphd.schema.checks import InvalidMessageError, check_bool, check_int
 from pygraphd.schema.keys import KEY_VERSION
 from pygraphd.schema.messages import read
 from pygraphd.schema.portable import (
     FORMAT,
     FORMAT_VERSION,
     MAX_ENTRIES,
-    MAX_LINE_BYTES,
+    Header,
     ImportRequest,
     Portable,
+    json_line,
 )
 from pygraphd.schema.version import VERSION
 
@@ -35,26 +36,6 @@ if TYPE_CHECKING:
 
 _HEADER_BYTES = 256
 """Length of a written header: it is written again, with the number of entries, after the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The first line. `keys` is the version of the keys: entries with keys of another version would never be found."""
-
-    format: str
-    version: int
-    keys: int
-    pygraphd: str
-    entries: int
-
-    def __post_init__(self) -> None:
-        check_text("format", self.format, maximum=64)
-        if self.format != FORMAT:
-            raise InvalidMessageError(f"format: {self.format!r:.40} is not {FORMAT!r}")
-        check_text("pygraphd", self.pygraphd, maximum=64)
-        check_int("version", self.version, maximum=2**53, minimum=1)
-        check_int("keys", self.keys, maximum=2**53)
-        check_int("entries", self.entries, maximum=2**53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +124,7 @@ def check_file(stream: BinaryIO, name: str) -> Contents:
 def read_file(stream: BinaryIO, name: str) -> Iterator[Portable | None]:
     """Yield each entry of a file as it is read; None for one of an older format that decides nothing any more. Raises UsageError as `check_file`."""
     with _refusing(name, 1):
-        value = _json_line(stream)
+        value = json_line(stream)
         _check_version(value)
         header = read(Header, value)
     if header.keys != KEY_VERSION:
@@ -153,7 +134,7 @@ def read_file(stream: BinaryIO, name: str) -> Iterator[Portable | None]:
         )
     for number in range(2, header.entries + 2):
         with _refusing(name, number):
-            entry = _entry(_json_line(stream), header.version)
+            entry = _entry(json_line(stream), header.version)
         yield entry
     if stream.read(1):
         raise UsageError(
@@ -188,14 +169,3 @@ def _refusing(name: str, number: int) -> Iterator[None]:
         yield
     except (ValueError, RecursionError) as error:  # of which InvalidMessageError is one
         raise UsageError(f"{name}: line {number}: {error}; nothing was imported") from error
-
-
-def _json_line(stream: BinaryIO) -> Any:
-    data = stream.readline(MAX_LINE_BYTES + 1)
-    if not data.endswith(b"\n"):
-        raise InvalidMessageError(
-            f"more than {MAX_LINE_BYTES} bytes"
-            if len(data) > MAX_LINE_BYTES
-            else "the file ends here, too early"
-        )
-    return json.loads(data)
