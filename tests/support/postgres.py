@@ -37,7 +37,6 @@ _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "fsync": "off",
     "full_page_writes": "off",
-    "synchronous_commit": "off",
     "shared_buffers": "16MB",
     "max_connections": "200",
     "autovacuum": "off",
@@ -138,37 +137,47 @@ class Postgres:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
-    def make_database(self) -> str:
-        """Make an empty database, which nobody but the administrator may use, and return its name."""
+    def make_database(self, template: str = "template1") -> str:
+        """Make a database as `template` is, which nobody but the administrator may connect to, and return its name."""
         name = f"test_{next(self._numbers)}"
-        self._administer(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        self._administer(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(sql.Identifier(name)))
+        new, old = sql.Identifier(name), sql.Identifier(template)
+        self._administer(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(new, old))
+        self._administer(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(new))
         return name
 
-    def drop_all(self) -> None:
-        """Drop all databases and roles that tests have made."""
-        for (name,) in self.execute(
-            "postgres", "SELECT datname FROM pg_database WHERE datname LIKE 'test_%%'"
-        ):
+    def make_role(self, name: str) -> None:
+        """Make a role that may connect, with its name reversed as password."""
+        made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(
+            sql.Identifier(name), sql.Literal(name[::-1])
+        )
+        self._administer(made)
+
+    def admit(self, database: str, *roles: str) -> None:
+        """Have roles connect to a database."""
+        for role in roles:
+            allowed = sql.SQL("GRANT CONNECT ON DATABASE {} TO {}")
+            self._administer(allowed.format(sql.Identifier(database), sql.Identifier(role)))
+
+    def drop_databases(self) -> None:
+        """Drop the databases that tests have made, but for those that are templates of others."""
+        made = "SELECT datname FROM pg_database WHERE datname LIKE 'test\\_%%' AND NOT datistemplate"
+        for (name,) in self.execute("postgres", made):
             self._administer(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-        roles = "SELECT rolname FROM pg_roles WHERE rolname NOT LIKE 'pg_%%' AND rolname <> %s"
-        for (name,) in self.execute("postgres", roles, ADMINISTRATOR):
-            self._administer(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
 
     def execute(self, database: str, statement: LiteralString, *values: object) -> list[tuple[Any, ...]]:
-        """Execute a statement as the administrator; return its rows, none if it gives none."""
+        """Execute a statement as the administrator; return its rows, none if it gives none. A % in it is written twice."""
         with self._connect(database) as connection:
             cursor = connection.execute(statement, values)
             return [] if cursor.description is None else cursor.fetchall()
 
-    def url(self, database: str, role: str, password: str, port: int | None = None) -> str:
+    def url(self, database: str, role: str, password: str = "", port: int | None = None) -> str:
         """Return the URL by which a role reaches a database, at the server's own port or at a proxy's."""
-        return f"postgresql+psycopg://{role}:{password}@127.0.0.1:{port or self.port}/{database}"
+        word = password or role[::-1]
+        return f"postgresql+psycopg://{role}:{word}@127.0.0.1:{port or self.port}/{database}"
 
-    @property
-    def administrators_url(self) -> str:
-        """The administrator's URL without a database: append its name."""
-        return f"postgresql+psycopg://{ADMINISTRATOR}@/?host={self.folder}&port={self.port}&dbname="
+    def administrators_url(self, database: str) -> str:
+        """Return the URL by which the administrator reaches a database."""
+        return f"postgresql+psycopg://{ADMINISTRATOR}@/{database}?host={self.folder}&port={self.port}"
 
     def psql(self, database: str, script: str) -> None:
         """Execute a script as the administrator, with the commands that psql knows."""

@@ -29,23 +29,24 @@ def test_a_killed_server_comes_back(postgres: Postgres, database: str) -> None:
 
 
 def test_a_role_needs_its_password(postgres: Postgres, database: str) -> None:
-    postgres.execute(database, "CREATE ROLE guest LOGIN PASSWORD 'right'")
-    postgres.psql(database, f"GRANT CONNECT ON DATABASE {database} TO guest")
+    postgres.make_role("guest")
+    postgres.admit(database, "guest")
 
     def connect(password: str) -> None:
         psycopg.connect(postgres.url(database, "guest", password).replace("+psycopg", "")).close()
 
-    connect("right")
+    connect("tseug")
     with pytest.raises(psycopg.OperationalError, match="password"):
         connect("wrong")
 
 
 def test_a_commit_gets_lost_before_the_server_or_after_it(postgres: Postgres, database: str) -> None:
-    postgres.execute(database, "CREATE ROLE writer LOGIN SUPERUSER PASSWORD 'secret'")
+    postgres.make_role("writer")
+    postgres.execute("postgres", "ALTER ROLE writer SUPERUSER")
     postgres.execute(database, "CREATE TABLE kept (number int)")
 
     with TcpProxy(postgres.port) as proxy:
-        url = postgres.url(database, "writer", "secret", proxy.port).replace("+psycopg", "")
+        url = postgres.url(database, "writer", port=proxy.port).replace("+psycopg", "")
 
         def insert(number: int) -> None:
             with psycopg.connect(url) as connection:
