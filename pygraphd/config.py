@@ -14,6 +14,7 @@ from pygraphd.errors import UsageError
 from pygraphd.schema.durations import human_duration, parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
 from pygraphd.schema.ownership import open_regular
+from pygraphd.team_url import TeamUrl, read_team_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ _DEFAULTS = {
     "max_size": 256 * 10**6,
     "max_unused": 90 * 86400.0,
     "metrics_port": 0,
+    "team_url": TeamUrl(""),
 }
 _ENVIRONMENT_PREFIX = "PYGRAPHD_"
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -53,7 +55,8 @@ class Config:
     hit counts are written. `lease`: the time for which a process may measure a graph alone, until it renews the lease. `log`: the least
     severe level that is logged, one of `LOG_LEVELS`. `max_size`: bytes of the database's used pages above which the entries unused
     for longest are deleted. `max_unused`: the time after the last use at which an entry is deleted. `metrics_port`: the port of
-    127.0.0.1 that serves `/metrics`. 0 in these three: no limit, no port.
+    127.0.0.1 that serves `/metrics`. 0 in these three: no limit, no port. `team_url`: the PostgreSQL database that a team shares; empty:
+    none.
     """
 
     idle_exit: Setting[float]
@@ -63,6 +66,7 @@ class Config:
     max_size: Setting[int]
     max_unused: Setting[float]
     metrics_port: Setting[int]
+    team_url: Setting[TeamUrl]
 
     def __post_init__(self) -> None:
         if self.housekeeping.value < 0.1:
@@ -75,9 +79,11 @@ class Config:
             )
 
     def settings(self) -> dict[str, dict[str, Any]]:
-        """Return the settings by name, as JSON has them."""
+        """Return the settings by name, as JSON has them: without the password of a URL."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
-            field.name: dataclasses.asdict(getattr(self, field.name)) for field in dataclasses.fields(self)
+            name: {"value": _plain(setting.value), "origin": setting.origin}
+            for name, setting in named.items()
         }
 
 
@@ -110,6 +116,8 @@ def variable(name: str) -> str:
 
 def shown(name: str, value: object) -> str:
     """Return the value of a setting for people; one of an unknown name, as another version may have, as it is."""
+    if name == "team_url" and not value:
+        return "none"
     if isinstance(value, str) or name not in _DEFAULTS:
         return str(value)
     assert isinstance(value, int | float)
@@ -126,6 +134,10 @@ def size_text(size: float) -> str:
         if size >= factor:
             return f"{size / factor:.4g} {unit}"
     return f"{size:.0f} bytes"
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, TeamUrl) else value
 
 
 def _first(name: str, default: Any, sources: tuple[Mapping[str, Setting[Any]], ...]) -> Setting[Any]:
@@ -166,6 +178,7 @@ def _setting(name: str, value: object, origin: str) -> Setting[Any]:
         "log": _level,
         "max_size": _size,
         "metrics_port": _port,
+        "team_url": _team_url,
     }
     return readers.get(name, _duration)(value, origin)
 
@@ -182,6 +195,12 @@ def _port(value: object, origin: str) -> Setting[int]:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise UsageError(f"{origin}: {value!r:.40} is no port: give 1 to 65535, or 0 for none")
     return Setting(int(text), origin)
+
+
+def _team_url(value: object, origin: str) -> Setting[TeamUrl]:
+    if not isinstance(value, str):
+        raise UsageError(f"{origin}: expected a URL, got {type(value).__name__}")
+    return Setting(read_team_url(value, origin), origin)
 
 
 def _level(value: object, origin: str) -> Setting[str]:

@@ -19,7 +19,7 @@ from pygraphd.schema.locations import environ_elsewhere
 from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from pygraphd.schema.locations import Locations
@@ -34,9 +34,12 @@ _LAST_BYTES = 4096
 
 
 def start(
-    locations: Locations, flags: Sequence[str] = (), say: Callable[[str], None] = lambda text: None
+    locations: Locations,
+    flags: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[Ping, bool]:
-    """Return the running daemon and whether it had to be started; `flags` go to it. Raises CommandError.
+    """Return the running daemon and whether it had to be started; `flags` and environment `variables` go to it. Raises CommandError.
 
     `say` is told once if that takes long because the database is being checked.
     """
@@ -46,7 +49,7 @@ def start(
     folders.prepare_cache(locations)
     with contextlib.closing(_Log(locations.log)) as log:
         try:
-            process = _spawn(log, flags)
+            process = _spawn(log, flags, variables or {})
         except OSError as error:
             raise CommandError(f"{sys.executable}: cannot be run: {error.strerror}") from error
         return _wait_for_answer(locations, process, log, say), True
@@ -112,7 +115,7 @@ def _verified_pid(locations: Locations, running: Ping) -> int:
     return running.pid
 
 
-def _spawn(log: _Log, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+def _spawn(log: _Log, flags: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pygraphd", "start", "--foreground", *flags]
     return subprocess.Popen(
         command,
@@ -122,7 +125,7 @@ def _spawn(log: _Log, flags: Sequence[str]) -> subprocess.Popen[bytes]:
         start_new_session=True,
         close_fds=True,
         cwd="/",
-        env=environ_elsewhere(),
+        env={**environ_elsewhere(), **variables},
     )
 
 
