@@ -39,6 +39,11 @@ class Locations:
         return self.cache / "cache.db"
 
     @property
+    def team_queue(self) -> Path:
+        """The SQLite file of records that are to be published to a team."""
+        return self.cache / "team.db"
+
+    @property
     def log(self) -> Path:
         """The log of a daemon without a terminal."""
         return self.cache / f"{_NAME}.log"

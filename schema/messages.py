@@ -46,6 +46,8 @@ MAX_SIZES = 64
 """Integer inputs by which a graph may be decided apart. A graph with more has one decision for all sizes."""
 _MAX_INT64 = 2**63 - 1
 MAX_LEASE_S = 86_400.0
+MAX_JOB = 64
+"""Characters of a job's name."""
 MAX_TIME = 1e12
 """Seconds since the epoch: far in the future."""
 
@@ -216,14 +218,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Who measured: kept beside a row as quality, never part of a key. The daemon adds the peer's uid itself."""
+    """Who measured: kept beside a row as quality, never part of a key. The daemon adds the peer's uid itself.
+
+    `job` is the name that a scheduler gives the job; empty: there is none, or the client does not say.
+    """
 
     host: str
     version: str
+    job: str = ""
 
     def __post_init__(self) -> None:
         check_text("host", self.host, maximum=256)
         check_text("version", self.version, maximum=64)
+        check_text("job", self.job, maximum=MAX_JOB)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ MAX_ENTRIES = 64
 """Entries in one request: few enough to fit into a body and to delay no other request for long."""
 IMPORTED = "import:"
 BUNDLED = "bundle:"
-ELSEWHERE = (IMPORTED, BUNDLED)
-"""Prefixes of the host of entries that a file brought. No host has such a name, so every client treats them as foreign."""
+TEAM = "team:"
+ELSEWHERE = (IMPORTED, BUNDLED, TEAM)
+"""Prefixes of the host of entries that a file or the team's database brought. No host has such a name, so every client treats them as foreign."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ ask the daemon again.
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from typing import TYPE_CHECKING, TypeVar
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 MAX_FAILURES = 2
 OTHER_VERSION = "of another version; run: pygraphd restart"
+_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+"""Variables in which schedulers name the job."""
 _Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer, LeaseAnswer)
 
 
@@ -48,7 +51,7 @@ class Cache:
         self._readonly = readonly
         self._locations = locations
         self._transport = Transport(locations.socket)
-        self._origin = messages.Origin(host, VERSION)
+        self._origin = messages.Origin(host, VERSION, _job())
         self._report = report
         self._failures = 0
         self._unknown: set[str] = set()
@@ -164,3 +167,9 @@ class Cache:
 def _told(error: Exception) -> str:
     strerror = error.strerror if isinstance(error, OSError) else None
     return strerror or f"{type(error).__name__}: {error}"
+
+
+def _job() -> str:
+    """Return the name of the scheduler's job that this process belongs to; empty if there is none that can be stored."""
+    name = next((os.environ[each] for each in _JOBS if os.environ.get(each)), "")
+    return name if len(name) <= messages.MAX_JOB and name.isprintable() else ""

@@ -14,7 +14,8 @@ import typer
 
 from pygraphd.cli import report_commands
 from pygraphd.cli.cache_commands import cache
-from pygraphd.config import flag, load_config
+from pygraphd.cli.team_commands import team
+from pygraphd.config import flag, load_config, variable
 from pygraphd.errors import Exit, NotRunningError, UsageError
 from pygraphd.schema.locations import environ_elsewhere, locate
 from pygraphd.schema.version import VERSION
@@ -30,6 +31,7 @@ application = typer.Typer(
     help="CUDA Graphs for torch.compile where they pay off; the daemon and its cache.",
 )
 application.add_typer(cache, name="cache")
+application.add_typer(team, name="team")
 application.command()(report_commands.report)
 application.command()(report_commands.doctor)
 config_commands = typer.Typer(no_args_is_help=True, help="The daemon's settings.")
@@ -47,6 +49,14 @@ _LogLevel = Annotated[
 _MetricsPort = Annotated[
     str | None,
     typer.Option("--metrics-port", metavar="PORT", help="Serve /metrics on this port of 127.0.0.1."),
+]
+_TeamUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--team-url",
+        metavar="URL",
+        help="Share decisions in this PostgreSQL database: postgresql+psycopg://ROLE@HOST/DATABASE.",
+    ),
 ]
 
 
@@ -71,9 +81,10 @@ def start(
     idle_exit: _IdleExit = None,
     log: _LogLevel = None,
     metrics_port: _MetricsPort = None,
+    team_url: _TeamUrl = None,
 ) -> None:
     """Start the daemon, unless it runs already."""
-    flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port}
+    flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
     # The daemon reads them again, from another folder.
     load = functools.partial(load_config, environ_elsewhere(), flags)
     if foreground:
@@ -93,11 +104,16 @@ def stop() -> None:
 
 
 @application.command()
-def restart(idle_exit: _IdleExit = None, log: _LogLevel = None, metrics_port: _MetricsPort = None) -> None:
+def restart(
+    idle_exit: _IdleExit = None,
+    log: _LogLevel = None,
+    metrics_port: _MetricsPort = None,
+    team_url: _TeamUrl = None,
+) -> None:
     """Stop the daemon if it runs, then start it."""
     from pygraphd.cli import lifecycle
 
-    flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port}
+    flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
     load_config(os.environ, flags)
     try:
         lifecycle.stop(locate())
@@ -202,8 +218,11 @@ def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="[--] SCRI
 def _start_in_background(flags: Mapping[str, str | None]) -> None:
     from pygraphd.cli import lifecycle
 
-    words = [f"{flag(name)}={text}" for name, text in flags.items() if text is not None]
-    running, started = lifecycle.start(locate(), words, _say_aside)
+    given = {name: text for name, text in flags.items() if text is not None}
+    # Everybody on this host can read the words of a process, and a URL may have a password.
+    variables = {variable(name): given.pop(name) for name in ("team_url",) if name in given}
+    words = [f"{flag(name)}={text}" for name, text in given.items()]
+    running, started = lifecycle.start(locate(), words, variables, _say_aside)
     _say(f"{'started' if started else 'already running'} (pid {running.pid})")
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer
     from pygraphd.daemon.rederiving import RederiveAnswer
+    from pygraphd.daemon.team.state import TeamState
     from pygraphd.schema.reasons import Reason
 
 _DIGITS = 12
@@ -134,12 +135,32 @@ def status_text(status: Status) -> str:
     ]
     if status.running:
         facts.extend((name, _setting(name, setting)) for name, setting in status.settings.items())
+        if status.team is not None:
+            facts.append(("team", team_text(status.team)))
         facts.append(("since start", ", ".join(f"{count} {name}" for name, count in status.counters.items())))
         facts.extend(("process", _process(each)) for each in status.processes)
         if status.processes_left_out:
             facts.append(("process", f"and {status.processes_left_out} more"))
     facts.extend(("problem", text) for text in status.problems)
     return pairs(facts)
+
+
+def team_text(team: TeamState, now: float | None = None) -> str:
+    """Return the state of the exchange with a team in one line."""
+    moment = time.time() if now is None else now
+    facts = [f"asked {human_duration(moment - team.asked_at)} ago" if team.asked_at else "not asked yet"]
+    if team.problem:
+        since = human_duration(moment - (team.failing_since or moment))
+        again = f"tried again in {human_duration(team.retry_s)}"
+        facts = [f"not usable for {since}: {team.problem}", again]
+    elif team.publishes_not:
+        facts.append(f"nothing is published: {team.publishes_not}")
+    facts.append(f"{plural(team.queued, 'record', 'records')} queued")
+    if team.dropped:
+        facts.append(f"{team.dropped} dropped")
+    if team.queue_problem:
+        facts.append(team.queue_problem)
+    return "; ".join(facts)
 
 
 def _process(process: Process) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.daemon import control, database_files, lock, spool
+from pygraphd.daemon.team.state import TeamState
 from pygraphd.errors import CommandError
 from pygraphd.schema import offline, ownership
 from pygraphd.schema.checks import InvalidMessageError, check_digest, check_int, check_number, check_text
@@ -69,6 +70,8 @@ class Status:
     processes: list[Process] = field(default_factory=list)
     """The processes that the running daemon serves, the latest to ask first."""
     processes_left_out: int = 0
+    team: TeamState | None = None
+    """The state of the exchange with a team; None: there is no team, or no daemon that could tell."""
 
     def as_json(self) -> dict[str, object]:
         """Return the state as `status --json` has it."""
@@ -166,6 +169,7 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
         settings=_settings(stats.get("settings")),
         processes=_processes(stats.get("processes")),
         processes_left_out=_whole(stats.get("processes_left_out")) or 0,
+        team=_team(stats.get("team")),
     )
 
 
@@ -198,6 +202,13 @@ def _processes(told: object) -> list[Process]:
     with contextlib.suppress(InvalidMessageError):
         return [read(Process, each) for each in told] if isinstance(told, list) else []
     return []
+
+
+def _team(told: object) -> TeamState | None:
+    """Return the state of the team that a daemon tells of; None if it tells nonsense."""
+    with contextlib.suppress(InvalidMessageError):
+        return None if told is None else read(TeamState, told)
+    return None
 
 
 def _settings(told: object) -> dict[str, Any]:

@@ -10,13 +10,14 @@ import contextlib
 import functools
 import itertools
 import logging
+import os
 import sqlite3
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from pygraphd.daemon import spool, statistics
+from pygraphd.daemon import exchange, spool, statistics
 from pygraphd.daemon.evicting import Eviction, Limits
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.processes import Processes
@@ -25,6 +26,7 @@ from pygraphd.daemon.reader import Found, Reader
 from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
+from pygraphd.daemon.team.tier import Team
 from pygraphd.schema.messages import (
     Entry,
     LeaseAnswer,
@@ -35,11 +37,11 @@ from pygraphd.schema.messages import (
     RecordRequest,
     decode,
 )
-from pygraphd.schema.portable import ImportRequest
+from pygraphd.schema.portable import TEAM, ImportRequest
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pygraphd.daemon import queries
     from pygraphd.daemon.exchange import ImportAnswer
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
     from pygraphd.daemon.pruning import PruneAnswer
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer
     from pygraphd.schema.locations import Locations
+    from pygraphd.schema.portable import Portable
+    from pygraphd.team_url import TeamUrl
 
 HITS_DELAY_S = 2.0
 """How long after a hit its count reaches the database, if few are waiting."""
@@ -90,6 +94,8 @@ class Cache:
         self._read_fault: str | None = None
         self._has_checked = False
         self._is_closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.team = Team(locations.team_queue, self._store_of_team, self._count_of_team)
         self._writing_hits: asyncio.Task[None] | None = None
         self._ingesting: asyncio.Task[None] | None = None
 
@@ -106,6 +112,8 @@ class Cache:
         self._count(found)
         environment, known, asked = found.request.environment, len(found.entries), len(found.request.graphs)
         self._note_hits(environment, found.entries)
+        unusable = (entry.graph for entry in found.entries if statistics.why_missed(entry) is not None)
+        self.team.want(environment, [*found.missing, *unusable])
         _log.debug("lookup in environment %.12s: %d of %d known", environment, known, asked)
         return LookupAnswer(environment, VERSION, found.entries)
 
@@ -127,7 +135,8 @@ class Cache:
         request = decode(LeaseRequest, body)
         granted = request.graphs
         if self._store.can_store:  # else no answer would come that the others could wait for
-            granted = self._leases.ask(request.environment, request.graphs, Holder.of(request.holder, peer))
+            asked = [each for each in request.graphs if not self.team.is_awaited(request.environment, each)]
+            granted = self._leases.ask(request.environment, asked, Holder.of(request.holder, peer))
         self.processes.note_lease(peer, request.environment, request.graphs, granted)
         self.counters.leases += len(granted)
         _log.debug(
@@ -200,6 +209,11 @@ class Cache:
         except StoreError:
             return None
 
+    async def use_team(self, url: TeamUrl) -> None:
+        """Exchange decisions with a team's database from now on; empty: with none."""
+        self._loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.team.use, url)
+
     def set_lease(self, seconds: float) -> None:
         """Set the time of leases that are granted from now on."""
         self._leases.seconds = seconds
@@ -240,7 +254,7 @@ class Cache:
             for name in await self._run(self._reading, spool.records, self._spool):
                 # A file at a time, so that nobody's record has to wait for all of them.
                 stored = await self._run(
-                    self._writing, spool.ingest_file, self._spool / name, self._store.record
+                    self._writing, spool.ingest_file, self._spool / name, self._queue_and_store
                 )
                 self.counters.spooled += stored
                 taken += stored
@@ -330,6 +344,7 @@ class Cache:
     async def close(self) -> None:
         """Finish running work, write pending hit counts, close the database."""
         self.end_long_work()
+        await asyncio.to_thread(self.team.close)
         for task in (self._writing_hits, self._ingesting):
             if task is not None:
                 task.cancel()
@@ -350,8 +365,15 @@ class Cache:
             "being_measured" if self._leases.is_held(environment, graph) else why
             for graph, why in found.missing.items()
         )
-        hits = sum(statistics.why_missed(entry) is None for entry in found.entries)
-        self.counters += Counters(lookups=1, graphs=len(graphs), hits=hits, misses=reasons.total(), **reasons)
+        hits = [entry for entry in found.entries if statistics.why_missed(entry) is None]
+        self.counters += Counters(
+            lookups=1,
+            graphs=len(graphs),
+            hits=len(hits),
+            misses=reasons.total(),
+            team_hits=sum(entry.host.startswith(TEAM) for entry in hits),
+            **reasons,
+        )
 
     async def _found(self, body: bytes) -> Found:
         if len(body) <= _SMALL_BYTES:
@@ -382,7 +404,27 @@ class Cache:
 
     def _store_body(self, body: bytes, uid: int) -> tuple[RecordRequest, int]:
         request = decode(RecordRequest, body)
-        return request, self._store.record(request, uid)
+        return request, self._queue_and_store(request, uid)
+
+    def _queue_and_store(self, request: RecordRequest, uid: int) -> int:
+        self.team.queue(request, uid)
+        return self._store.record(request, uid)
+
+    def _store_of_team(self, entries: Sequence[Portable]) -> None:
+        """Store what the team knew, as imported entries are stored; called on the team's thread."""
+        for request in exchange.requests(entries):
+            try:
+                self._writing.submit(self._store.add_imported, request, os.geteuid()).result()
+            except StoreError as error:
+                _log.warning("team: %s", error)
+
+    def _count_of_team(self, counted: Counters) -> None:
+        def add() -> None:
+            self.counters += counted
+
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(add)
 
     def _add_imported(self, body: bytes, uid: int) -> ImportAnswer:
         return self._store.add_imported(decode(ImportRequest, body), uid)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from pygraphd.daemon.statistics import MISSES, Counters
+from pygraphd.daemon.team.state import TeamState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -28,6 +29,14 @@ _COUNTED = {
     "leases": "Leases granted to measure a graph.",
     "evicted": "Entries deleted to keep the limits of size and age.",
 }
+_TEAM = {
+    "team_hits": "Hits whose decision came from the team.",
+    "team_asked": "Graphs that the team was asked for.",
+    "team_found": "Graphs that the team knew.",
+    "team_invalid": "Records of the team that were not valid.",
+    "team_published": "Records published to the team.",
+    "team_failed": "Times that the team's database could not be used.",
+}
 _REQUESTS = ("invalid", "refused", "failed")
 
 
@@ -41,6 +50,7 @@ class State:
     size: int | None
     problems: int
     counters: Counters
+    team: TeamState | None = None
 
 
 def metrics_text(state: State) -> str:
@@ -70,6 +80,21 @@ def _lines(state: State) -> Iterator[str]:
     yield from _metric("bad_requests_total", "counter", "Requests that were not served.", results)
     saved = {f'{{by="{name}"}}': getattr(counters, f"{name}_saved_s") for name in ("measuring", "recording")}
     yield from _metric("saved_seconds_total", "counter", "Host time that hits saved.", saved)
+    if state.team is not None:
+        yield from _team(state.team, counters)
+
+
+def _team(team: TeamState, counters: Counters) -> Iterator[str]:
+    reached: dict[str, float] = {"": int(team.is_reached)}
+    yield from _metric(
+        "team_reached", "gauge", "Whether the team's database answered when last asked.", reached
+    )
+    yield from _metric("team_queued", "gauge", "Records that wait to be published.", {"": team.queued})
+    yield from _metric(
+        "team_dropped_total", "counter", "Records that are never published.", {"": team.dropped}
+    )
+    for name, text in _TEAM.items():
+        yield from _metric(f"{name}_total", "counter", text, {"": getattr(counters, name)})
 
 
 def _metric(name: str, kind: str, text: str, samples: dict[str, float]) -> Iterator[str]:

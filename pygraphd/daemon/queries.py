@@ -52,11 +52,11 @@ def record(
     )
     decided = _decided(connection, environment, request)
     for record in request.records:
-        decision = _decision_row(environment, record, request, uid, now, at)
+        decision = decision_row(environment, record, request, uid, now, at)
         rows = _measurement_rows(environment, record, request, uid, at)
         if rows and _is_decided(decision, decided.get(record.graph.digest)) and _are_stored(connection, rows):
             continue
-        connection.execute(insert(tables.Graph).on_conflict_do_nothing(), _graph_row(record))
+        connection.execute(insert(tables.Graph).on_conflict_do_nothing(), graph_row(record))
         connection.execute(_UPSERT_DECISION, decision)
         if rows:
             connection.execute(sa.insert(tables.Measurement), rows)
@@ -83,7 +83,8 @@ def _are_stored(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) ->
     return all(connection.scalar(_IS_MEASURED, row) for row in rows)
 
 
-def _graph_row(record: Record) -> dict[str, Any]:
+def graph_row(record: Record) -> dict[str, Any]:
+    """Return the row of a record's graph."""
     graph = record.graph
     return {
         "digest": graph.digest,
@@ -95,9 +96,10 @@ def _graph_row(record: Record) -> dict[str, Any]:
     }
 
 
-def _decision_row(
+def decision_row(
     environment: str, record: Record, request: RecordRequest, uid: int, now: float, measured_at: float
 ) -> dict[str, Any]:
+    """Return the row of the decision in one of a request's records."""
     decision = record.decision
     return {
         "id": entry_id(environment, record.graph.digest),
@@ -180,7 +182,7 @@ _UPSERT_DECISION = _decision_insert.on_conflict_do_update(
         _decision_insert.excluded.final >= tables.Decision.final,
         # but that is used by nobody if an older policy decided it,
         _decision_insert.excluded.policy > tables.Decision.policy,
-        # and what was imported was not found out here: it was not used, or did not hold.
+        # and what came from elsewhere was not found out here: it was not used, or did not hold.
         _is_from_elsewhere & _decision_insert.excluded.measured_at.is_not(None),
     ),
 )

@@ -199,6 +199,7 @@ class Server:
             "entries": entries,
             "problems": problems,
             "settings": self.config.settings(),
+            "team": None if (team := self._cache.team.state()) is None else team.as_json(),
             "processes": processes,
             "processes_left_out": left_out,
             **dataclasses.asdict(self._cache.counters),
@@ -209,8 +210,16 @@ class Server:
         self._connections.used(_connection(request))
         entries, problems = await self._describe()
         size = await self._cache.size()
-        counters, started = self._cache.counters, self._started_at
-        return metrics.response(metrics.State(VERSION, started, entries, size, len(problems), counters))
+        state = metrics.State(
+            VERSION,
+            self._started_at,
+            entries,
+            size,
+            len(problems),
+            self._cache.counters,
+            self._cache.team.state(),
+        )
+        return metrics.response(state)
 
     async def _describe(self) -> tuple[int | None, list[str]]:
         entries, problems = await self._cache.describe()

@@ -102,6 +102,7 @@ async def _serve_until_told(
     stop, reloaded = asyncio.Event(), asyncio.Event()
     _handle_signals(stop, reloaded, settings)
     server = Server(cache, settings.config, limits_of_process())
+    await cache.use_team(settings.config.team_url.value)  # or the first records would not be queued
     listener = server.listener()
     await listener.listen(binding.socket)
     held.say(Activity.SERVING)
@@ -147,6 +148,7 @@ async def _follow_settings(settings: Settings, cache: Cache, server: Server, rel
         server.config = config
         cache.eviction.limits = Limits(config.max_size.value, config.max_unused.value)
         cache.set_lease(config.lease.value)
+        await cache.use_team(config.team_url.value)
         await server.metrics_port.listen(config.metrics_port.value)
         if (problem := server.metrics_port.problem) is not None:
             _log.error("%s", problem)

@@ -60,6 +60,16 @@ class Counters:
     """Extra host time of the trials that hits made unnecessary: that of calls in the deployment that was not chosen."""
     recording_saved_s: float = 0.0
     """Host time of the recordings that hits for KERNELS made unnecessary."""
+    team_hits: int = 0
+    """Hits whose decision came from the team."""
+    team_asked: int = 0
+    """Graphs that the team was asked for."""
+    team_found: int = 0
+    team_invalid: int = 0
+    """Records of the team that were not valid, and not used."""
+    team_published: int = 0
+    team_failed: int = 0
+    """Times that the team's database could not be used."""
 
     def __iadd__(self, other: Counters) -> Self:
         for name in _NAMES:

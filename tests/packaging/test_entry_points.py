@@ -50,6 +50,7 @@ def test_commands_are_the_documented_ones() -> None:
         "pygraphd",
         *(f"pygraphd {word}" for word in ("start", "stop", "restart", "status", "stats", "logs", "systemd-units")),
         *(f"pygraphd {word}" for word in ("run", "report", "doctor", "cache", "config", "config show")),
+        *(f"pygraphd {word}" for word in ("team", "team init")),
         *(
             f"pygraphd cache {word}"
             for word in (

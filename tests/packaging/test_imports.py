@@ -8,7 +8,18 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "triton", "numpy", "sqlalchemy", "alembic", "aiohttp", "typer", "rich", "filelock"}
+HEAVY = {
+    "torch",
+    "triton",
+    "numpy",
+    "sqlalchemy",
+    "alembic",
+    "aiohttp",
+    "typer",
+    "rich",
+    "filelock",
+    "psycopg",
+}
 PRINT_MODULES = "; import sys; print(*sys.modules)"
 
 

@@ -158,14 +158,11 @@ class Postgres:
             allowed = sql.SQL("GRANT CONNECT ON DATABASE {} TO {}")
             self._administer(allowed.format(sql.Identifier(database), sql.Identifier(role)))
 
-    def drop_all(self) -> None:
-        """Drop the databases and roles that tests have made, but for templates, and for roles whose names begin with `team_`."""
+    def drop_databases(self) -> None:
+        """Drop the databases that tests have made, but for those that are templates of others."""
         made = "SELECT datname FROM pg_database WHERE datname LIKE 'test\\_%%' AND NOT datistemplate"
         for (name,) in self.execute("postgres", made):
             self._administer(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-        roles = "SELECT rolname FROM pg_roles WHERE rolname !~ '^(pg|team)_' AND rolname <> %s"
-        for (name,) in self.execute("postgres", roles, ADMINISTRATOR):
-            self._administer(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
 
     def execute(self, database: str, statement: LiteralString, *values: object) -> list[tuple[Any, ...]]:
         """Execute a statement as the administrator; return its rows, none if it gives none. A % in it is written twice."""

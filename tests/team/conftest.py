@@ -29,11 +29,11 @@ def postgres_server() -> Iterator[Postgres]:
 
 @pytest.fixture
 def postgres(postgres_server: Postgres) -> Iterator[Postgres]:
-    """Return the server, running; what a test makes in it is dropped at its end."""
+    """Return the server, running; the databases that a test makes in it are dropped at its end."""
     yield postgres_server
     if not postgres_server.is_running:
         postgres_server.start()
-    postgres_server.drop_all()
+    postgres_server.drop_databases()
 
 
 @pytest.fixture

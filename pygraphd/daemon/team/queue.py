@@ -1,0 +1,203 @@
+"""The queue of records that are to be published: a SQLite file beside the cache, which survives restarts.
+
+A record is queued before it is stored, and deleted once the team has it. So a daemon that is killed publishes it twice rather than
+never, and the second time changes nothing: a record's id is the digest of what was measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import sqlite3
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from pygraphd.daemon import database_files
+from pygraphd.schema import keys, offline
+from pygraphd.schema.messages import Origin, RecordRequest, read
+from pygraphd.schema.portable import Portable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+MAX_QUEUED = 20_000
+"""Records kept while the team cannot be reached: some 40 MB. Beyond, the oldest are dropped."""
+_VERSION = 1
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A record to be published. `id` is a digest, the same whenever the same is measured; `uid` is the user who measured."""
+
+    id: str
+    uid: int
+    entry: Portable
+
+
+def publications(request: RecordRequest, uid: int, now: float) -> list[Publication]:
+    """Return what is published of a request: final decisions that rest on a measurement of the chosen deployment.
+
+    Others would keep a team from trying what failed on one host, for want of memory or of a compiler.
+    """
+    found = []
+    for record in request.records:
+        decision = record.decision
+        if decision.final and any(each.deployment is decision.deployment for each in record.measurements):
+            entry = Portable(request.environment, request.origin, record, now)
+            found.append(Publication(_id(entry, uid), uid, entry))
+    return found
+
+
+def _id(entry: Portable, uid: int) -> str:
+    # Without the job, and without the time: a record that comes once more by the spool is the same one.
+    origin = Origin(entry.origin.host, entry.origin.version)
+    parts = {"origin": dataclasses.asdict(origin), "record": dataclasses.asdict(entry.record)}
+    fields = [(name, json.dumps(part, sort_keys=True)) for name, part in parts.items()]
+    return keys.digest("publication", [("environment", entry.key[0]), ("uid", str(uid)), *fields])
+
+
+class Queue:
+    """The open file. Any thread may use it; a fault of disk or file is kept in `problem`, and raises nothing."""
+
+    def __init__(self, path: Path, most: int = MAX_QUEUED) -> None:
+        self._path = path
+        self._most = most
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._is_closed = False
+        self._count = 0
+        self.dropped = 0
+        """Records that were dropped since the queue was opened: there were too many, or they could not be written or read."""
+        self.problem: str | None = None
+        self._run(lambda connection: None)
+
+    def close(self) -> None:
+        """Close the file for good."""
+        with self._lock:
+            self._is_closed = True
+            self._disconnect()
+
+    def __len__(self) -> int:
+        """Return the number of records that wait."""
+        return self._count
+
+    def put(self, found: Sequence[Publication]) -> None:
+        """Add records; those that wait already stay as they are. What cannot be written is dropped and counted."""
+        if not found:
+            return
+        rows = [(each.id, each.uid, _encoded(each.entry)) for each in found]
+        if self._run(lambda connection: self._put(connection, rows)) is None:
+            self.dropped += len(rows)
+
+    def first(self, most: int) -> list[Publication]:
+        """Return the records that have waited longest; they stay until they are removed."""
+        return self._run(lambda connection: self._first(connection, most)) or []
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Delete records that were published."""
+        self._run(lambda connection: self._delete(connection, ids))
+
+    def drop(self, ids: Sequence[str]) -> None:
+        """Delete records that the team refuses, and count them."""
+        self.dropped += len(ids)
+        self.remove(ids)
+
+    def _put(self, connection: sqlite3.Connection, rows: Sequence[tuple[str, int, str]]) -> bool:
+        before = connection.total_changes
+        connection.executemany("INSERT OR IGNORE INTO waiting (id, uid, entry) VALUES (?, ?, ?)", rows)
+        self._count += connection.total_changes - before
+        if (surplus := self._count - self._most) > 0:
+            self._delete_oldest(connection, surplus)
+        return True
+
+    def _first(self, connection: sqlite3.Connection, most: int) -> list[Publication]:
+        rows = connection.execute("SELECT id, uid, entry FROM waiting ORDER BY place LIMIT ?", (most,))
+        found = {id_: _decoded(id_, uid, entry) for id_, uid, entry in rows.fetchall()}
+        if unreadable := [id_ for id_, each in found.items() if each is None]:
+            _log.warning("%s: %d records cannot be read, and are dropped", self._path, len(unreadable))
+            self._delete(connection, unreadable)
+            self.dropped += len(unreadable)
+        return [each for each in found.values() if each is not None]
+
+    def _delete(self, connection: sqlite3.Connection, ids: Sequence[str]) -> None:
+        before = connection.total_changes
+        connection.executemany("DELETE FROM waiting WHERE id = ?", [(id_,) for id_ in ids])
+        self._count -= connection.total_changes - before
+
+    def _delete_oldest(self, connection: sqlite3.Connection, count: int) -> None:
+        if not self.dropped:
+            _log.warning("%s: over %d records wait; the oldest are dropped", self._path, self._most)
+        oldest = "DELETE FROM waiting WHERE place IN (SELECT place FROM waiting ORDER BY place LIMIT ?)"
+        deleted = connection.execute(oldest, (count,)).rowcount
+        self._count -= deleted
+        self.dropped += deleted
+
+    def _run(self, action: Callable[[sqlite3.Connection], _T]) -> _T | None:
+        """Run an action in one transaction; return None after a fault, which is kept."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            try:
+                if self._connection is None:
+                    self._connection = self._connected()
+                with self._connection:
+                    result = action(self._connection)
+            except (sqlite3.Error, OSError) as error:
+                self._note(error)
+                return None
+            self.problem = None
+            return result
+
+    def _connected(self) -> sqlite3.Connection:
+        if (irregular := offline.irregular_file(self._path)) is not None:
+            raise OSError(f"{irregular} is not a regular file; move it away")
+        connection = sqlite3.connect(self._path, check_same_thread=False)
+        try:
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=1000"):
+                connection.execute(f"PRAGMA {pragma}")
+            connection.executescript(_TABLE)
+            (self._count,) = connection.execute("SELECT count(*) FROM waiting").fetchone()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _note(self, error: Exception) -> None:
+        if self.problem is None:
+            _log.error("%s: %s", self._path, error)
+        self.problem = f"{self._path}: {error}; what is recorded now is not published"
+        self._disconnect()
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in database_files.DAMAGE:
+            with contextlib.suppress(OSError):
+                self.problem = f"{database_files.set_aside(self._path, database_files.CORRUPT)}: {error}; a new queue is begun"
+                self._count = 0
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+_TABLE = f"""
+CREATE TABLE IF NOT EXISTS waiting (
+    place INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, uid INTEGER NOT NULL, entry TEXT NOT NULL
+) STRICT;
+PRAGMA user_version={_VERSION};
+"""
+
+
+def _encoded(entry: Portable) -> str:
+    return json.dumps(dataclasses.asdict(entry), separators=(",", ":"), allow_nan=False)
+
+
+def _decoded(id_: str, uid: int, entry: str) -> Publication | None:
+    try:
+        return Publication(id_, uid, read(Portable, json.loads(entry)))
+    except (ValueError, RecursionError):
+        return None

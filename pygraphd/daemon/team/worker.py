@@ -1,0 +1,289 @@
+"""The thread that talks to a team's database: asks for what programs miss, and publishes what they have measured.
+
+Nobody waits for it. A failure is logged once and tried again after a pause; what was to be published stays in the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from pygraphd.daemon.statistics import Counters
+from pygraphd.daemon.team import fetching, publishing
+from pygraphd.daemon.team.backoff import Backoff
+from pygraphd.daemon.team.connecting import Database, Fault, TeamError
+from pygraphd.daemon.team.state import TeamState
+from pygraphd.daemon.team.tables import SCHEMA, VERSION_TABLE, VERSIONS, metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pygraphd.daemon.team.queue import Publication, Queue
+    from pygraphd.daemon.team.wanted import Wanted
+    from pygraphd.schema.portable import Portable
+    from pygraphd.team_url import TeamUrl
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
+"""The pauses between tries while the database cannot be used."""
+_RIGHTS_PAUSE_S = 5.0, 600.0
+"""The pauses between tries to publish while the role may only read."""
+LINGER_S = 5.0
+"""How long a connection is kept that nobody needs: thousands of daemons share one server, which has hundreds."""
+_CLOSE_S = 1.0
+_READS_ONLY = "the role may only read"
+
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """One thread for one database, between `start` and `close`.
+
+    `deliver` stores what the team knew; `count` adds to the daemon's statistics. Both are called on the thread.
+    """
+
+    def __init__(
+        self,
+        url: TeamUrl,
+        queue: Queue,
+        wanted: Wanted,
+        deliver: Callable[[Sequence[Portable]], None],
+        count: Callable[[Counters], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = url
+        self._queue = queue
+        self._wanted = wanted
+        self._deliver = deliver
+        self._count = count
+        self._clock = clock
+        self._database: Database | None = None
+        self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock)
+        self._publishing_pauses = Backoff(*_RIGHTS_PAUSE_S, clock)
+        self._publishes_not = ""
+        self._problem = ""
+        self._failing_since: float | None = None
+        self._asked_at: float | None = None
+        self._used = 0.0
+        self._turn = threading.Condition()
+        self._is_woken = self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="team", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; it connects once, so that `status` can say at once whether that is possible."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Have the thread look for work; for any thread."""
+        with self._turn:
+            self._is_woken = True
+            self._turn.notify()
+
+    def close(self) -> None:
+        """End the thread, in the middle of a call if it is in one; what it has not published stays in the queue."""
+        with self._turn:
+            self._is_closing = True
+            self._turn.notify()
+        if (database := self._database) is not None:
+            database.hang_up()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSE_S)
+
+    @property
+    def can_answer(self) -> bool:
+        """Whether the database answered when it was last asked, or has not been asked yet."""
+        return not self._pauses.has_failed
+
+    def state(self) -> TeamState:
+        """Return the state; for any thread."""
+        return TeamState(
+            url=str(self.url),
+            asked_at=self._asked_at,
+            failing_since=self._failing_since,
+            problem=self._problem,
+            retry_s=self._pauses.wait_s,
+            publishes_not=self._publishes_not,
+            queued=len(self._queue),
+            wanted=len(self._wanted),
+            dropped=self._queue.dropped,
+            queue_problem=_printable(self._queue.problem or ""),
+        )
+
+    def step(self) -> float | None:
+        """Do what is due; return the seconds until more may be due, None: not before it is woken."""
+        if (pause_s := self._pauses.wait_s) > 0:
+            return pause_s
+        was_open = self._database is not None and self._database.is_open
+        try:
+            is_done = self._exchange()
+        except TeamError as error:
+            if was_open and error.fault is Fault.UNREACHABLE:
+                return 0.0  # the connection may have been closed while nobody used it
+            self._note_failure(error)
+            return self._pauses.wait_s
+        if not is_done:
+            return 0.0
+        return self._linger()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                pause_s = self.step()
+            except Exception:  # noqa: BLE001 - the daemon must not lose its team for one row that nobody foresaw
+                _log.exception("team")
+                self._note_failure(TeamError(Fault.UNREACHABLE, "an error in pygraphd; its log says more"))
+                pause_s = self._pauses.wait_s
+            with self._turn:
+                if not self._is_woken and not self._is_closing:
+                    self._turn.wait(pause_s)
+                self._is_woken = False
+                if self._is_closing:
+                    break
+        if self._database is not None:
+            self._database.close()
+
+    def _exchange(self) -> bool:
+        """Fetch all that is wanted, publish a batch; return whether nothing is left to do. Raises TeamError."""
+        if self._database is None:
+            self._database = Database(self.url)
+        database = self._database
+        has_work = bool(len(self._wanted) or self._may_publish())
+        if not has_work and self._asked_at is not None and not self._problem:
+            return True
+        if not database.is_open:
+            self._check(database)
+        self._fetch(database)
+        if self._may_publish():
+            self._publish(database, self._queue.first(publishing.BATCH))
+        self._note_success()
+        return not self._may_publish() and not len(self._wanted)
+
+    def _may_publish(self) -> bool:
+        return len(self._queue) > 0 and not self._publishing_pauses.wait_s
+
+    def _check(self, database: Database) -> None:
+        """Connect, and see whether the tables are of this version and what the role may do with them."""
+        with database.transaction() as connection:
+            version = connection.execute(_VERSION).scalar()
+            if version != VERSIONS[-1]:
+                raise TeamError(Fault.SCHEMA, _other_version(version))
+            names = {"names": [table.fullname for table in metadata.sorted_tables]}
+            may_insert = connection.execute(_MAY_INSERT, names).scalar()
+        if not may_insert:
+            self._stop_publishing(_READS_ONLY)
+        elif self._publishes_not == _READS_ONLY:
+            self._publish_again()
+
+    def _fetch(self, database: Database) -> None:
+        while (batch := self._wanted.take()) is not None:
+            try:
+                with database.transaction() as connection:
+                    found = fetching.fetch(connection, batch)
+            except BaseException:
+                self._wanted.put_back(batch)
+                raise
+            if found.entries:
+                self._deliver(found.entries)
+            self._wanted.answered(batch)
+            self._count(
+                Counters(
+                    team_asked=len(batch.graphs), team_found=len(found.entries), team_invalid=found.invalid
+                )
+            )
+            if found.invalid:
+                _log.warning("team: %d records are not valid, and not used", found.invalid)
+
+    def _publish(self, database: Database, batch: Sequence[Publication]) -> None:
+        if not batch:
+            return
+        try:
+            with database.transaction() as connection:
+                added = publishing.publish(connection, batch)
+        except TeamError as error:
+            self._note_refusal(database, batch, error)
+            return
+        self._queue.remove([each.id for each in batch])
+        self._count(Counters(team_published=added))
+        self._publish_again()
+
+    def _note_refusal(self, database: Database, batch: Sequence[Publication], error: TeamError) -> None:
+        """Go on after a batch that was not published; raises the error unless something else can be done."""
+        if error.fault is Fault.RIGHTS:
+            self._stop_publishing(str(error))
+        elif error.fault is Fault.DATA and len(batch) > 1:
+            for each in batch:
+                self._publish(database, [each])
+        elif error.fault is Fault.DATA:
+            _log.warning("team: a record is refused, and not published: %s", error)
+            self._queue.drop([each.id for each in batch])
+        else:
+            raise error
+
+    def _stop_publishing(self, why: str) -> None:
+        if not self._publishes_not:
+            _log.warning("team: nothing is published: %s", why)
+        self._publishes_not = why
+        self._publishing_pauses.failed()
+
+    def _publish_again(self) -> None:
+        if self._publishes_not:
+            _log.info("team: records are published again")
+        self._publishes_not = ""
+        self._publishing_pauses.succeeded()
+
+    def _linger(self) -> float | None:
+        """Close a connection that was not used for some time; return when to look again."""
+        if self._database is None or not self._database.is_open:
+            return self._publishing_pauses.wait_s or None
+        left_s = self._used + LINGER_S - self._clock()
+        if left_s > 0:
+            return left_s
+        self._database.close()
+        return self._publishing_pauses.wait_s or None
+
+    def _note_success(self) -> None:
+        if self._problem:
+            _log.info("team: %s answers again", self.url)
+        elif self._asked_at is None:
+            _log.info("team: %s answers", self.url)
+        self._pauses.succeeded()
+        self._problem, self._failing_since = "", None
+        self._asked_at, self._used = time.time(), self._clock()
+
+    def _note_failure(self, error: TeamError) -> None:
+        if self._is_closing:
+            return
+        problem = _advice(error)
+        if problem != self._problem:
+            _log.warning("team: %s: %s", self.url, problem)
+        if not self._problem:
+            self._failing_since = time.time()
+        self._problem = problem
+        self._pauses.failed()
+        self._count(Counters(team_failed=1))
+
+
+def _other_version(version: object) -> str:
+    if version in VERSIONS:
+        return f"its tables are of version {version}, older than this pygraphd; its owner runs: pygraphd team init"
+    return f"its tables are of version {version!s:.40}, which this pygraphd does not know: upgrade pygraphd"
+
+
+def _advice(error: TeamError) -> str:
+    if error.fault is Fault.SCHEMA and "version" not in str(error):
+        return f"it has no tables of pygraphd ({error}); its owner runs: pygraphd team init"
+    return str(error)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+_VERSION = sa.text(f"SELECT left(version_num, 64) FROM {SCHEMA}.{VERSION_TABLE}")
+_MAY_INSERT = sa.text(
+    "SELECT NOT pg_is_in_recovery() AND bool_and(has_table_privilege(name, 'INSERT'))"
+    " FROM unnest(CAST(:names AS text[])) AS name"
+)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.daemon.team.queue import Queue, publications
+from pygraphd.schema.messages import Deployment, Origin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pygraphd.daemon.team.queue import Publication
+    from pygraphd.schema.messages import RecordRequest
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "team.db"
+
+
+@pytest.fixture
+def queue(path: Path) -> Iterator[Queue]:
+    opened = Queue(path, most=3)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def make(make_request: Callable[..., RecordRequest]) -> Callable[..., list[Publication]]:
+    return lambda *names: publications(make_request(*names), 7, 5.0)
+
+
+def _ids(found: list[Publication]) -> list[str]:
+    return [each.id for each in found]
+
+
+def test_records_survive_the_process_and_come_in_their_order(
+    queue: Queue, path: Path, make: Callable[..., list[Publication]]
+) -> None:
+    queue.put(make("a", "b"))
+    queue.put(make("b", "c"))
+    queue.close()
+    again = Queue(path)
+    assert len(again) == 3
+    assert again.first(9) == make("a", "b", "c")
+    again.remove(_ids(make("a", "c")))
+    assert again.first(9) == make("b")
+    assert len(again) == 1
+    again.close()
+
+
+def test_beyond_the_bound_the_oldest_are_dropped_and_counted(
+    queue: Queue, make: Callable[..., list[Publication]]
+) -> None:
+    queue.put(make("a", "b"))
+    queue.put(make("c", "d", "e"))
+    assert _ids(queue.first(9)) == _ids(make("c", "d", "e"))
+    assert (len(queue), queue.dropped) == (3, 2)
+
+
+def test_the_same_measurement_has_the_same_id_whenever_it_comes_and_another_has_another(
+    make_request: Callable[..., RecordRequest],
+) -> None:
+    def id_of(request: RecordRequest, uid: int = 7, now: float = 1.0) -> str:
+        return publications(request, uid, now)[0].id
+
+    request = make_request("a")
+    later = dataclasses.replace(request, origin=Origin("host-a", "0.1.0", "job 9"))
+    assert id_of(request) == id_of(later, now=2.0)
+    others = [
+        id_of(make_request("b")),
+        id_of(make_request("a", median_us=101.0)),
+        id_of(make_request("a", gpu="NVIDIA H100")),
+        id_of(request, uid=8),
+        id_of(dataclasses.replace(request, origin=Origin("host-b", "0.1.0"))),
+    ]
+    assert len({id_of(request), *others}) == 6
+
+
+def test_only_what_rests_on_a_measurement_of_its_deployment_is_published(
+    make_request: Callable[..., RecordRequest],
+) -> None:
+    assert publications(make_request("a", final=False), 7, 1.0) == []
+    request = make_request("a")
+    [record] = request.records
+    kernels = tuple(each for each in record.measurements if each.deployment is Deployment.KERNELS)
+    for measured in ((), kernels):
+        other = dataclasses.replace(record, measurements=measured)
+        assert publications(dataclasses.replace(request, records=(other,)), 7, 1.0) == []
+
+
+def test_a_damaged_file_is_set_aside_and_a_new_queue_begun(
+    path: Path, make: Callable[..., list[Publication]]
+) -> None:
+    path.write_bytes(b"no database at all" * 500)
+    queue = Queue(path)
+    before = queue.problem
+    queue.put(make("a"))
+    assert len(queue) == 1
+    assert (before is None, queue.problem is None) == (False, True)
+    assert list(path.parent.glob("team.db.corrupt-*"))
+    queue.close()
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(path: Path, make: Callable[..., list[Publication]]) -> None:
+    os.mkfifo(path)
+    queue = Queue(path)
+    queue.put(make("a", "b"))
+    assert (queue.first(9), len(queue), queue.dropped) == ([], 0, 2)
+    assert "not a regular file" in str(queue.problem)
+    queue.close()
+
+
+def test_a_row_that_cannot_be_read_hides_no_other(
+    queue: Queue, path: Path, make: Callable[..., list[Publication]]
+) -> None:
+    queue.put(make("a", "b"))
+    other = sqlite3.connect(path)
+    other.execute("UPDATE waiting SET entry = '{' WHERE id = ?", _ids(make("a")))
+    other.commit()
+    other.close()
+    assert queue.first(9) == make("b")
+    assert (len(queue), queue.dropped) == (1, 1)
