@@ -45,6 +45,7 @@ def perform(task: Task, conditions: Conditions) -> Answer:
     step_ms, host_ms = watch.steps_ms(task.steps)
     reserved = reserved_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
+    conditions.after_timing()
     verdict = check(case, step, device, watch.draw) if task.check else Verdict(True)
     coverage, coverage_note = profile_step(watch) if task.profile else (None, "")
     return Answer(

@@ -17,7 +17,10 @@ class Conditions:
         """Return when this process may compile."""
 
     def before_timing(self) -> None:
-        """Return when nothing else runs, until this process ends."""
+        """Return when nothing else runs, until `after_timing` or the end of this process."""
+
+    def after_timing(self) -> None:
+        """Return when no other process is timed, so that this one may disturb others."""
 
     def timed(self, measure: Callable[[], T]) -> T:
         """Call `measure`, maybe several times, and return its last result."""

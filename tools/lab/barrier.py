@@ -1,8 +1,8 @@
 """Processes that compile side by side and are measured one after the other: most of a benchmark's time is compiling.
 
-Each one says when it has compiled, waits until all have, and then runs alone to its end: nothing else works on the GPU or, but for
-the daemons of the product, on the CPU meanwhile. Those that share what they compile do so one after the other, so that they
-run the same kernels.
+Each one says when it has compiled, waits until all have, and then runs alone until it has been timed: nothing else works on the GPU or, but
+for the daemons of the product, on the CPU meanwhile. What is left to do then, checks and profiles, begins when all have been timed.
+Those that share what they compile do so one after the other, so that they run the same kernels.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ AFTER_VARIABLE = "BENCHMARK_AFTER"
 _EXPECTED = "expected"
 _LOCK = "lock"
 _READY = ".ready"
+_TIMED = ".timed"
+_AFTERWARDS = 8
+"""The most processes that check and profile side by side: eager mode takes more memory of the GPU."""
 _POLL_S = 0.05
 
 
@@ -88,6 +91,7 @@ class Place:
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._file.touch()
+        _timed(self._file).touch()
 
 
 def wait_to_compile() -> None:
@@ -98,25 +102,56 @@ def wait_to_compile() -> None:
         time.sleep(_POLL_S)
 
 
-def wait_for_turn() -> None:
-    """Return when all have compiled and this process is the only one that is measured, until it ends; at once without a barrier."""
-    if not (name := os.environ.get(VARIABLE)):
-        return
-    file, parent = Path(name), os.getppid()
-    file.touch()
-    expected = int((file.parent / _EXPECTED).read_text())
-    while len(list(file.parent.glob(f"*{_READY}"))) < expected:
-        _end_with(parent)
+class Turn:
+    """The time in which this process is the only one that is measured: until `end`, or until the process ends."""
+
+    def __init__(self, file: Path) -> None:
+        """Wait for the turn; `file` says that this process is ready."""
+        self._file, self._parent = file, os.getppid()
+        file.touch()
+        self._wait_for_all(_READY)
+        self._lock = _open(file.parent / _LOCK)
+        while not _locked(self._lock):
+            self._wait()
+
+    def end(self) -> None:
+        """Let the next one be measured, and return when all have been, and few work beside this process."""
+        _timed(self._file).touch()
+        os.close(self._lock)
+        self._wait_for_all(_TIMED)
+        locks = [_open(self._file.parent / f"{_LOCK}.{number}") for number in range(_AFTERWARDS)]
+        while not any(map(_locked, locks)):  # held until the process ends
+            self._wait()
+
+    def _wait_for_all(self, suffix: str) -> None:
+        folder = self._file.parent
+        expected = int((folder / _EXPECTED).read_text())
+        while len(list(folder.glob(f"*{suffix}"))) < expected:
+            self._wait()
+
+    def _wait(self) -> None:
+        _end_with(self._parent)
         time.sleep(_POLL_S)
-    lock = os.open(file.parent / _LOCK, os.O_CREAT | os.O_RDWR)
+
+
+def wait_for_turn() -> Turn | None:
+    """Return the turn of this process when all have compiled, and no other is measured; None at once without a barrier."""
+    name = os.environ.get(VARIABLE)
+    return Turn(Path(name)) if name else None
+
+
+def _timed(ready: Path) -> Path:
+    return ready.with_name(ready.name.removesuffix(_READY) + _TIMED)
+
+
+def _open(file: Path) -> int:
+    lock = os.open(file, os.O_CREAT | os.O_RDWR)
     os.set_inheritable(lock, False)
-    while not _locked(lock):
-        _end_with(parent)
-        time.sleep(_POLL_S)
+    return lock
 
 
 def _locked(lock: int) -> bool:
-    """Try to get the lock, which is held until this process ends."""
+    """Try to get a lock, which is held until it is closed or this process ends."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -25,7 +25,7 @@ from pygraphd.schema.messages import Origin
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pygraphd.daemon.exchange import Portable
+    from pygraphd.schema.portable import Portable
 
 NOT_ON_A_GPU = "not of a GPU, or of a machine whose versions could not be read"
 NOT_MEASURED = "rest on no measurement, so that nobody could validate them"

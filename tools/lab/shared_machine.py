@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from benchmarks.conditions import Conditions
-from tools.lab.barrier import wait_for_turn, wait_to_compile
+from tools.lab.barrier import Turn, wait_for_turn, wait_to_compile
 from tools.lab.cpu_affinity import FULL_SPEED_VARIABLE, Cores
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class SharedMachine(Conditions):
 
     def __init__(self) -> None:
         self._cores: Cores | None = None
+        self._turn: Turn | None = None
 
     def before_compiling(self) -> None:
         """Wait until the process before has compiled the same code."""
@@ -34,7 +35,12 @@ class SharedMachine(Conditions):
 
     def before_timing(self) -> None:
         """Wait until all have compiled, and none is being timed."""
-        wait_for_turn()
+        self._turn = wait_for_turn()
+
+    def after_timing(self) -> None:
+        """Let the next process be timed, and wait until all have been."""
+        if self._turn is not None:
+            self._turn.end()
 
     def timed(self, measure: Callable[[], T]) -> T:
         """Measure, and measure again if the core was slow; work on the CPU is for all cores, and measured once."""
