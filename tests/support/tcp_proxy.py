@@ -13,9 +13,9 @@ _CHUNK = 65_536
 
 @dataclass
 class Cut:
-    """Break a connection off where a client sends `pattern`: before the server has seen it, or once the server has answered it."""
+    """Break a connection off where a client has sent all `patterns`, in this order: before the server has seen the last one, or once it has answered."""
 
-    pattern: bytes
+    patterns: tuple[bytes, ...]
     is_answered: bool
     done: threading.Event
 
@@ -72,13 +72,13 @@ class TcpProxy:
         for pair in self._pairs:
             pair.close()
 
-    def cut_before(self, pattern: bytes) -> threading.Event:
-        """Break the next connection off that sends `pattern`, which does not arrive. Return what is set then."""
-        return self._set_cut(Cut(pattern, False, threading.Event()))
+    def cut_before(self, *patterns: bytes) -> threading.Event:
+        """Break the next connection off that sends these, in this order; the last one does not arrive. Return what is set then."""
+        return self._set_cut(Cut(patterns, False, threading.Event()))
 
-    def cut_after(self, pattern: bytes) -> threading.Event:
-        """Break the next connection off that sends `pattern`, once the server has answered, and lose the answer. Return what is set then."""
-        return self._set_cut(Cut(pattern, True, threading.Event()))
+    def cut_after(self, *patterns: bytes) -> threading.Event:
+        """Break the next connection off that sends these, in this order, and lose the answer to the last one. Return what is set then."""
+        return self._set_cut(Cut(patterns, True, threading.Event()))
 
     def _set_cut(self, cut: Cut) -> threading.Event:
         self._cut = cut
@@ -108,7 +108,7 @@ class TcpProxy:
                 continue
             sent = sent[-64:] + data  # a pattern may come in two pieces
             cut = self._cut
-            if cut is not None and cut.pattern in sent:
+            if cut is not None and pair.has_sent(cut.patterns, sent):
                 self._cut = None
                 if not cut.is_answered:
                     pair.break_off(cut)
@@ -140,6 +140,14 @@ class _Pair:
         self.server = server
         self.cut: Cut | None = None
         self.is_closed = False
+        self._seen = 0
+
+    def has_sent(self, patterns: tuple[bytes, ...], sent: bytes) -> bool:
+        """Return whether the client has sent all patterns in their order; `sent` is what came last."""
+        while self._seen < len(patterns) and (place := sent.find(patterns[self._seen])) >= 0:
+            sent = sent[place + len(patterns[self._seen]) :]
+            self._seen += 1
+        return self._seen == len(patterns)
 
     def receive(self, end: socket.socket) -> bytes:
         try:

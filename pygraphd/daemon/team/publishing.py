@@ -63,4 +63,5 @@ def _add(connection: sa.Connection, table: sa.Table, rows: Iterable[_Row], order
     # In one order for all: of two that insert the same rows, none then waits for a row of the other's that waits for it.
     ordered = sorted(rows, key=lambda row: (row[order], row.get("deployment", "")))
     statement = insert(table).values(ordered).on_conflict_do_nothing()
-    return connection.execute(statement).rowcount
+    # Without the option, SQLAlchemy tells no number of inserted rows.
+    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount
