@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pygraphd.errors import UsageError
+from pygraphd.schema import shipped
 from pygraphd.schema.durations import human_duration, parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
 from pygraphd.schema.ownership import open_regular
@@ -29,6 +30,7 @@ _DEFAULTS = {
     "max_unused": 90 * 86400.0,
     "metrics_port": 0,
     "team_url": TeamUrl(""),
+    "shipped": shipped.PACKAGE,
 }
 _ENVIRONMENT_PREFIX = "PYGRAPHD_"
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -56,7 +58,7 @@ class Config:
     severe level that is logged, one of `LOG_LEVELS`. `max_size`: bytes of the database's used pages above which the entries unused
     for longest are deleted. `max_unused`: the time after the last use at which an entry is deleted. `metrics_port`: the port of
     127.0.0.1 that serves `/metrics`. 0 in these three: no limit, no port. `team_url`: the PostgreSQL database that a team shares; empty:
-    none.
+    none. `shipped`: whose decisions rank below the user's own: those of the package, none, or those in a folder of exports.
     """
 
     idle_exit: Setting[float]
@@ -67,6 +69,7 @@ class Config:
     max_unused: Setting[float]
     metrics_port: Setting[int]
     team_url: Setting[TeamUrl]
+    shipped: Setting[str]
 
     def __post_init__(self) -> None:
         if self.housekeeping.value < 0.1:
@@ -91,6 +94,14 @@ def load_config(environ: Mapping[str, str], flags: Mapping[str, str | None]) -> 
     """Return the settings in force; raises UsageError naming the file, variable or flag that is wrong."""
     sources = (_from_flags(flags), _from_environment(environ), _from_file(config_file(environ)))
     return Config(**{name: _first(name, default, sources) for name, default in _DEFAULTS.items()})
+
+
+def shipped_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of shipped decisions that a daemon started now would read; None: none, or settings are not valid."""
+    try:
+        return shipped.folder(load_config(environ, {}).shipped.value)
+    except UsageError:
+        return None
 
 
 def config_file(environ: Mapping[str, str]) -> Path | None:
@@ -179,6 +190,7 @@ def _setting(name: str, value: object, origin: str) -> Setting[Any]:
         "max_size": _size,
         "metrics_port": _port,
         "team_url": _team_url,
+        "shipped": _shipped,
     }
     return readers.get(name, _duration)(value, origin)
 
@@ -201,6 +213,15 @@ def _team_url(value: object, origin: str) -> Setting[TeamUrl]:
     if not isinstance(value, str):
         raise UsageError(f"{origin}: expected a URL, got {type(value).__name__}")
     return Setting(read_team_url(value, origin), origin)
+
+
+def _shipped(value: object, origin: str) -> Setting[str]:
+    if not isinstance(value, bool | str):
+        raise UsageError(f"{origin}: expected true, false or a folder, got {type(value).__name__}")
+    try:
+        return Setting(shipped.setting(str(value)), origin)
+    except ValueError as error:
+        raise UsageError(f"{origin}: {error}") from error
 
 
 def _level(value: object, origin: str) -> Setting[str]:

@@ -29,7 +29,11 @@ settings.load_profile("pygraph")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have torch compile through `tests/compiler`, in every process that is started from here; workers inherit that."""
+    """Have torch compile through `tests/compiler`, in every process that is started from here; workers inherit that.
+
+    Nor does any of them find what the package ships, whatever that is: a test that wants shipped decisions brings its own.
+    """
+    os.environ["PYGRAPHD_SHIPPED"] = "0"
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # or kernels wait for threads that have no core
     compiler = os.environ.get("CXX", "g++")

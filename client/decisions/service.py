@@ -1,8 +1,8 @@
 """Access to the cache of decisions: lookups, records and leases.
 
-Asks the daemon. Without a daemon, reads its database and the spool, and leaves records in the spool. Raises nothing, and each call
-takes a fraction of a second at most. Failures are counted in the report. After two failures that took time, this process does not
-ask the daemon again.
+Asks the daemon. Without a daemon, reads its database, the spool and what the package ships, and leaves records in the spool. Raises
+nothing, and each call takes a fraction of a second at most. Failures are counted in the report. After two failures that took time,
+this process does not ask the daemon again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.decisions import daemon_start, spool
 from pygraphd.client.decisions.transport import Transport, TransportError
-from pygraphd.schema import messages, offline
+from pygraphd.schema import messages, offline, shipped
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import (
     Entry,
@@ -124,9 +124,20 @@ class Cache:
         entries = self._read_database(request)
         found = {entry.graph for entry in entries}
         spooled = self._read_spool(request.environment)
-        return entries + tuple(
+        entries += tuple(
             spooled[graph] for graph in request.graphs if graph in spooled and graph not in found
         )
+        return entries + self._read_shipped(request, entries)
+
+    def _read_shipped(self, request: LookupRequest, own: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        try:
+            read = shipped.load(shipped.folder(os.environ.get(shipped.VARIABLE, "")), request.graphs)
+        except ValueError as error:
+            self._report.count_failure(f"{shipped.VARIABLE}: {error}")
+            return ()
+        for problem in read.problems:
+            self._report.count_failure(f"shipped: {problem}")
+        return tuple(known.entry for known in read.below(request, own))
 
     def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
         try:

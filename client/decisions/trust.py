@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.decisions import rejection
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from pygraphd.schema.messages import Entry
@@ -45,7 +46,8 @@ class TrustPolicy:
         if self.trust is Trust.LOCAL and self._is_foreign(entry):
             return rejection.not_trusted(entry)
         age_s = time.time() - entry.measured_at if entry.measured_at is not None else 0.0
-        if 0 < self.max_age_s < age_s:
+        # What the package ships grows old with it, and is validated in each process.
+        if 0 < self.max_age_s < age_s and not entry.host.startswith(SHIPPED):
             return rejection.too_old(age_s)
         return None if entry.decision.policy == POLICY_VERSION else rejection.other_policy(entry.decision)
 

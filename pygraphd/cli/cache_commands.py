@@ -51,19 +51,20 @@ def inspect(
     ] = False,
     json: _AsJson = False,
 ) -> None:
-    """List the entries, newest first. KERNELS? marks a provisional one: too few calls, or too noisy.
+    """List the entries, newest first, and below them those that the package ships. KERNELS? marks a provisional one: too few calls, or too noisy.
 
     A terminal gets two lines for each entry that fit it, a pipe or file the wide form.
     """
     from pygraphd.cli import render
     from pygraphd.cli.catalogue import Catalogue
+    from pygraphd.cli.shipped_catalogue import open_with_shipped, pages_of
 
     path = locate().database
-    if not path.exists():
-        _say_all(render.entries_json([]) if json else [f"no entries: {path} does not exist yet"])
-        return
-    with Catalogue(path) as catalogue:
-        pages = catalogue.pages(gpu, graph, most)
+    with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as catalogues:
+        if not catalogues:
+            _say_all(render.entries_json([]) if json else [f"no entries: {path} does not exist yet"])
+            return
+        pages = pages_of(catalogues, gpu, graph, most)
         if json:
             _say_all(render.entries_json(entry for page in pages for entry in page))
             return
@@ -84,10 +85,13 @@ def show(
     """Show one entry: its decision, its environment, and every stored measurement."""
     from pygraphd.cli import render
     from pygraphd.cli.catalogue import Catalogue, check_prefix
+    from pygraphd.cli.shipped_catalogue import open_with_shipped
 
     check_prefix(entry)
-    with Catalogue(locate().database) as catalogue:
-        details = catalogue.show(entry)
+    path = locate().database
+    with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as found:
+        catalogues = found or (Catalogue(path),)
+        details = next((each for each in catalogues if each.has(entry)), catalogues[0]).show(entry)
     _say(render.as_json(details.as_json()) if json else render.entry_text(details))
 
 

@@ -77,12 +77,13 @@ _MEDIANS = tuple(_newest_median(deployment) for deployment in Deployment)
 class CachedEntry:
     """One entry as a row of the listing. `medians_us` has the newest measurement of each deployment measured.
 
-    `spooled`: it is in no cache yet, but in a file that waits for the daemon.
+    `spooled`: it is in no cache yet, but in a file that waits for the daemon. `shipped`: it came with the package, and ranks below all others.
     """
 
     facts: dict[str, Any]
     medians_us: dict[str, float]
     spooled: bool = False
+    shipped: bool = False
 
     @property
     def reason(self) -> Reason:
@@ -100,6 +101,11 @@ class CachedEntry:
         return reason_text(self.reason, final=self.facts["final"])
 
     @property
+    def is_guess(self) -> bool:
+        """Whether it says no more than that a program ended early: see `schema.shipped.is_guess`."""
+        return not self.facts["final"] and self.facts["measured_at"] is None
+
+    @property
     def provisional(self) -> str:
         """Why the next program measures the graph anew; empty for a final decision."""
         if self.facts["final"]:
@@ -113,7 +119,7 @@ class CachedEntry:
     def as_json(self) -> dict[str, Any]:
         """Return the entry for `cache inspect --json`: codes with their details, and the text."""
         said = {"text": self.text, "medians_us": self.medians_us, "provisional": self.provisional}
-        return {**self.facts, **said}
+        return {**self.facts, **said, "shipped": self.shipped}
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,7 @@ class Catalogue:
     """An open, read-only view of one database file; raises CommandError where that cannot be read."""
 
     is_spool = False
+    is_shipped = False
 
     def __init__(self, path: Path) -> None:
         if not path.exists():
@@ -187,6 +194,10 @@ class Catalogue:
         return self.read(
             lambda connection: array("q", connection.scalars(query.execution_options(yield_per=PAGE)))
         )
+
+    def has(self, prefix: str) -> bool:
+        """Return whether the id or graph digest of any entry begins with `prefix`."""
+        return bool(self.rows(sa.select(tables.Decision.id).where(_begins_with(prefix)).limit(1)))
 
     def show(self, prefix: str) -> EntryDetails:
         """Return the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
@@ -248,7 +259,7 @@ class Catalogue:
         medians = {name: facts.pop(f"{_MEDIAN}{name}") for name in Deployment}
         facts.pop("place", None)
         known = {name.value: median for name, median in medians.items() if median is not None}
-        return CachedEntry(row_checks.entry(facts, known), known, self.is_spool)
+        return CachedEntry(row_checks.entry(facts, known), known, self.is_spool, self.is_shipped)
 
     def rows(self, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
         """Return the rows of a query; raises CommandError if the file cannot be read."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.cli import summaries
 from pygraphd.cli.catalogue import NOT_FOUND, CachedEntry, Catalogue, only_graph
+from pygraphd.cli.shipped_catalogue import open_with_shipped
 from pygraphd.cli.spool_catalogue import SpoolCatalogue
 from pygraphd.daemon import spool
 from pygraphd.errors import UsageError
@@ -127,14 +129,14 @@ def explain(target: str, locations: Locations) -> Answer:
 
 @contextlib.contextmanager
 def open_catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalogue, ...]]:
-    """Open the catalogues of cache and spool, unless empty, in the order in which programs without a daemon read them."""
+    """Open the catalogues of cache, spool and shipped decisions, unless empty, in the order in which programs without a daemon read them."""
     kinds: list[tuple[type[Catalogue], Path]] = []
     if locations.database.exists():
         kinds.append((Catalogue, locations.database))
     if waiting:
         kinds.append((SpoolCatalogue, locations.spool))
-    with contextlib.ExitStack() as opened:
-        yield tuple(opened.enter_context(kind(path)) for kind, path in kinds)
+    with open_with_shipped(*kinds) as opened:
+        yield opened
 
 
 def _of_prefix(prefix: str, catalogues: Sequence[Catalogue]) -> list[EntryDetails]:
@@ -144,10 +146,12 @@ def _of_prefix(prefix: str, catalogues: Sequence[Catalogue]) -> list[EntryDetail
 
 
 def _merged(answers: Iterable[Sequence[EntryDetails]]) -> list[EntryDetails]:
-    """Return all entries found, newest first. An entry in several answers is taken from the first."""
+    """Return all entries found, newest first. An entry in several answers is taken from the first, but a shipped one before a guess."""
     found: dict[str, EntryDetails] = {}
-    for answer in answers:
-        found = {each.entry.facts["id"]: each for each in answer} | found
+    for each in itertools.chain.from_iterable(answers):
+        known = found.setdefault(each.entry.facts["id"], each)
+        if each.entry.shipped and known.entry.is_guess:
+            found[each.entry.facts["id"]] = each
     return sorted(found.values(), key=lambda each: -each.entry.facts["created_at"])
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 _DIGITS = 12
 MAX_GRAPHS_SHOWN = 3
+SHIPPED_TEXT = "shipped"
+"""Stands for the hits of an entry that came with the package, which `pygraphd stats` counts, and for who decided."""
 _HEADER = (
     "ID",
     "GRAPH",
@@ -99,7 +101,7 @@ def _two_lines(entry: CachedEntry, width: int, now: float) -> str:
     facts = entry.facts
     age = human_duration(now - _known_since(facts))
     medians = (_microseconds(entry.medians_us.get(name)) for name in Deployment)
-    figures = (facts["id"][:_DIGITS], facts["kind"], _deployment(facts), *medians, age, str(facts["hits"]))
+    figures = (facts["id"][:_DIGITS], facts["kind"], _deployment(facts), *medians, age, _hits(entry))
     part = f"{facts['gpu']}, {facts['partition'] + 1}/{facts['partitions']}, {facts['operators']} ops"
     below = f"  {part}{sizes_text(facts['sizes'])}: {entry.text}"
     return f"{_aligned_figures(*figures)}\n{below if len(below) <= width else below[: width - 1] + '…'}"
@@ -129,7 +131,7 @@ def status_text(status: Status) -> str:
         ("pygraphd", _running(status)),
         ("socket", status.socket),
         ("database", status.database),
-        ("entries", "unknown" if status.entries is None else str(status.entries)),
+        ("entries", _entries(status)),
         ("spool", f"{status.spool_waiting} waiting, {status.spool_bad} unreadable"),
         ("log", status.log),
     ]
@@ -161,6 +163,11 @@ def team_text(team: TeamState, now: float | None = None) -> str:
     if team.queue_problem:
         facts.append(team.queue_problem)
     return "; ".join(facts)
+
+
+def _entries(status: Status) -> str:
+    own = "unknown" if status.entries is None else str(status.entries)
+    return f"{own}, and {status.shipped} shipped" if status.shipped else own
 
 
 def _process(process: Process) -> str:
@@ -335,9 +342,13 @@ def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
         _deployment(facts),
         *(_microseconds(entry.medians_us.get(name)) for name in Deployment),
         facts["gpu"],
-        f"{human_duration(now - _known_since(facts))}/{facts['hits']}",
+        f"{human_duration(now - _known_since(facts))}/{_hits(entry)}",
         entry.text,
     )
+
+
+def _hits(entry: CachedEntry) -> str:
+    return SHIPPED_TEXT if entry.shipped else str(entry.facts["hits"])
 
 
 def _known_since(facts: dict[str, Any]) -> float:
@@ -357,8 +368,7 @@ def _microseconds(value: float | None) -> str:
 
 def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
     facts = entry.facts
-    created, last = facts["created_at"], facts["last_hit"]
-    assert isinstance(created, float)
+    last = facts["last_hit"]
     provisional = f" (provisional: {entry.provisional})" if entry.provisional else ""
     last_hit = f", last {human_duration(now - last)} ago" if isinstance(last, float) else ""
     return [
@@ -368,13 +378,17 @@ def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
         ("deployment", f"{facts['deployment']}{provisional}"),
         ("reason", entry.text),
         *reason_against(facts["deployment"], entry.reason, entry.against),
-        (
-            "decided",
-            f"{human_duration(now - created)} ago by uid {facts['uid']}, policy {facts['policy']}",
-        ),
+        ("decided", f"{decided_text(entry, now)}, policy {facts['policy']}"),
         *_measured_when(facts, now),
-        ("hits", f"{facts['hits']}{last_hit}"),
+        ("hits", f"{_hits(entry)}{last_hit}"),
     ]
+
+
+def decided_text(entry: CachedEntry, now: float) -> str:
+    """Return when and by whom an entry was decided."""
+    if entry.shipped:
+        return SHIPPED_TEXT
+    return f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}"
 
 
 def reason_against(deployment: str, reason: Reason, against: Reason) -> list[tuple[str, str]]:

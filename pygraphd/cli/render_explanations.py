@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pygraphd.cli import render
 from pygraphd.schema.durations import human_duration
 from pygraphd.schema.policy import reason_text
+from pygraphd.schema.shipped import SHIPPED
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ NOTES = {
     "failures": "failed",
 }
 _IN_SPOOL = "looked up in the spool, where it waits for a daemon"
+_SHIPPED = "looked up among the shipped decisions"
 _UNKNOWN = "not known in any environment; recorded when a program that compiles it runs long enough"
 
 
@@ -102,14 +104,14 @@ def _said(explanation: Explanation, now: float) -> Iterator[tuple[str, str]]:
         is_known = explanation.nearest is not None or (ran is not None and ran.because)
         yield "cache", "not known in this environment" if is_known else _UNKNOWN
         return
-    place = "spool" if entry.spooled else "cache"
+    place = "spool" if entry.spooled else "shipped" if entry.shipped else "cache"
     if ran is not None and _agree(ran, entry):
-        yield place, f"the same, decided {_decided(entry, now)}"
+        yield place, "the same" if entry.shipped else f"the same, decided {render.decided_text(entry, now)}"
     else:
         facts = entry.facts
         yield place, f"{_deployment(facts['deployment'], facts['final'])}: {entry.text}"
         yield from render.reason_against(facts["deployment"], entry.reason, entry.against)
-        yield "decided", _decided(entry, now)
+        yield "decided", render.decided_text(entry, now)
 
 
 def _provisional(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -123,8 +125,9 @@ def _not_used(explanation: Explanation) -> Iterator[tuple[str, str]]:
 
 
 def _source(ran: Deployed, entry: CachedEntry | None) -> str:
-    waits = ran.source is Source.CACHE and entry is not None and entry.spooled
-    return _IN_SPOOL if waits else SOURCES[ran.source]
+    if ran.source is Source.CACHE and entry is not None and (entry.spooled or entry.shipped):
+        return _IN_SPOOL if entry.spooled else _SHIPPED
+    return SOURCES[ran.source]
 
 
 def _agree(ran: Deployed, entry: CachedEntry) -> bool:
@@ -134,10 +137,6 @@ def _agree(ran: Deployed, entry: CachedEntry) -> bool:
 
 def _deployment(name: str, final: bool) -> str:
     return name if final else f"{name}?"
-
-
-def _decided(entry: CachedEntry, now: float) -> str:
-    return f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}"
 
 
 def _environment(explanation: Explanation) -> str:
@@ -151,7 +150,8 @@ def _nearest(nearest: Neighbour | None, now: float) -> Iterator[tuple[str, str]]
     facts = nearest.entry.facts
     where = "there, in the spool" if nearest.entry.spooled else "there"
     by = f", by policy {facts['policy']}" if nearest.not_used else ""
-    decided = f"decided {_decided(nearest.entry, now)}{by}"
+    when = render.decided_text(nearest.entry, now)
+    decided = when if nearest.entry.shipped else f"decided {when}{by}"
     there = f"{_deployment(facts['deployment'], facts['final'])} {where}, {decided}"
     changes = (f"{each.factor} {_value(each.there)} -> {_value(each.here)}" for each in nearest.differences)
     yield "nearest", f"environment {facts['environment'][:_DIGITS]} ({there})"
@@ -167,7 +167,8 @@ def _measured(figures: Sequence[dict[str, Any]], now: float) -> Iterator[tuple[s
     names: dict[str, list[str]] = {}
     for row in figures:
         age = human_duration(now - row["measured_at"])
-        origin = f"{age} ago on {row['host']} by uid {row['uid']}, pygraphd {row['version']}"
+        who = "" if row["host"].startswith(SHIPPED) else f" by uid {row['uid']}"
+        origin = f"{age} ago on {row['host']}{who}, pygraphd {row['version']}"
         names.setdefault(origin, []).append(row["deployment"])
     return (("measured", f"{', '.join(some)}: {origin}") for origin, some in names.items())
 

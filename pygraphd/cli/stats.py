@@ -25,6 +25,7 @@ _LABELS = {
     "graphs": "graphs looked up",
     "hits": "hits",
     "team_hits": "  of the team",
+    "shipped_hits": "  shipped with the package",
     "misses": "misses",
     "unknown": "  never recorded",
     "other_environment": "  known in other environments",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sqlite3
 import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.config import shipped_folder
 from pygraphd.daemon import control, database_files, lock, spool
 from pygraphd.daemon.team.state import TeamState
 from pygraphd.errors import CommandError
-from pygraphd.schema import offline, ownership
+from pygraphd.schema import offline, ownership, shipped
 from pygraphd.schema.checks import InvalidMessageError, check_digest, check_int, check_number, check_text
 from pygraphd.schema.messages import MAX_COUNT, MAX_TIME, read
 from pygraphd.schema.version import VERSION
@@ -63,6 +65,7 @@ class Status:
     uptime_s: float | None = None
     spool_waiting: int = 0
     spool_bad: int = 0
+    shipped: int | None = None
     problems: list[str] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -163,6 +166,7 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
         version=running.version,
         pid=running.pid,
         entries=_whole(stats.get("entries")),
+        shipped=_whole(stats.get("shipped")),
         uptime_s=_number(stats.get("uptime_s")),
         problems=[*(map(str, told) if isinstance(told, list) else ()), *problems],
         counters={name: _whole(stats.get(name)) or 0 for name in _COUNTERS},
@@ -180,7 +184,9 @@ def _without_daemon(status: Status, locations: Locations) -> Status:
     if lock.is_held(locations):
         problems.insert(0, lock.hung_text(locations))
     entries, problem = _count_entries(locations.database)
-    return dataclasses.replace(status, entries=entries, problems=[*problems, *([problem] if problem else [])])
+    read = shipped.load(shipped_folder(os.environ))
+    problems += [*([problem] if problem else []), *read.problems]
+    return dataclasses.replace(status, entries=entries, shipped=len(read.known), problems=problems)
 
 
 def _count_entries(path: Path) -> tuple[int | None, str | None]:

@@ -27,6 +27,7 @@ from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.daemon.team.tier import Team
+from pygraphd.schema import shipped as shipping
 from pygraphd.schema.messages import (
     Entry,
     LeaseAnswer,
@@ -38,6 +39,7 @@ from pygraphd.schema.messages import (
     decode,
 )
 from pygraphd.schema.portable import TEAM, ImportRequest
+from pygraphd.schema.shipped import Shipped
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.portable import Portable
+    from pygraphd.schema.shipped import Known
     from pygraphd.team_url import TeamUrl
 
 HITS_DELAY_S = 2.0
@@ -83,6 +86,9 @@ class Cache:
         """When `counters` began, in seconds since the epoch."""
         self._leases = leases
         self.processes = Processes(leases)
+        self.shipped = Shipped()
+        """Decisions that rank below those in the database."""
+        self._loading: asyncio.Future[None] | None = None
         self.eviction = Eviction(locations.database, limits or Limits())
         self._asked = (0, 0)
         self._spool = locations.spool
@@ -109,13 +115,31 @@ class Cache:
                 await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
         if found.missing and self.counters.spooled > spooled:
             found = await self._found(body)
-        self._count(found)
-        environment, known, asked = found.request.environment, len(found.entries), len(found.request.graphs)
-        self._note_hits(environment, found.entries)
+        environment, asked = found.request.environment, len(found.request.graphs)
         unusable = (entry.graph for entry in found.entries if statistics.why_missed(entry) is not None)
         self.team.want(environment, [*found.missing, *unusable])
-        _log.debug("lookup in environment %.12s: %d of %d known", environment, known, asked)
-        return LookupAnswer(environment, VERSION, found.entries)
+        if self._loading is not None:
+            await asyncio.wait({self._loading}, timeout=_SPOOL_S)
+        found, shipped = found.above(self.shipped)
+        self._count(found, shipped)
+        self._note_hits(environment, found.entries)
+        entries = found.entries + tuple(each.entry for each in shipped)
+        _log.debug("lookup in environment %.12s: %d of %d known", environment, len(entries), asked)
+        return LookupAnswer(environment, VERSION, entries)
+
+    async def ship(self, setting: str) -> None:
+        """Read the exports that a setting asks for, on a thread of its own; lookups wait for it, but not for long."""
+        self._loading = asyncio.ensure_future(self._ship(setting))
+        try:
+            await self._loading
+        finally:
+            self._loading = None
+
+    async def _ship(self, setting: str) -> None:
+        self.shipped = await asyncio.to_thread(lambda: shipping.load(shipping.folder(setting)))
+        for problem in self.shipped.problems:
+            _log.error("%s", problem)
+        _log.info("%d shipped decisions", len(self.shipped.known))
 
     async def record(self, body: bytes, peer: Peer) -> RecordAnswer:
         """Store a client's records; raises InvalidMessageError, StoreError."""
@@ -358,7 +382,7 @@ class Cache:
         self._reading.shutdown()
         self._writing.shutdown()
 
-    def _count(self, found: Found) -> None:
+    def _count(self, found: Found, shipped: Sequence[Known]) -> None:
         environment, graphs = found.request.environment, found.request.graphs
         reasons = Counter(why for why in map(statistics.why_missed, found.entries) if why is not None)
         reasons.update(
@@ -369,9 +393,12 @@ class Cache:
         self.counters += Counters(
             lookups=1,
             graphs=len(graphs),
-            hits=len(hits),
+            hits=len(hits) + len(shipped),
             misses=reasons.total(),
             team_hits=sum(entry.host.startswith(TEAM) for entry in hits),
+            shipped_hits=len(shipped),
+            measuring_saved_s=sum(each.measuring_us for each in shipped) / 1e6,
+            recording_saved_s=sum(each.recording_us for each in shipped) / 1e6,
             **reasons,
         )
 
@@ -437,7 +464,8 @@ class Cache:
         return entries, self._problems()
 
     def _problems(self) -> list[str]:
-        return self._store.problems() + ([self._read_fault] if self._read_fault else [])
+        fault = [self._read_fault] if self._read_fault else []
+        return [*self._store.problems(), *fault, *self.shipped.problems]
 
     def _note_hits(self, environment: str, entries: tuple[Entry, ...]) -> None:
         now = time.time()

@@ -24,6 +24,7 @@ _COUNTED = {
     "lookups": "Requests that looked up graphs.",
     "graphs": "Graphs looked up.",
     "hits": "Graphs whose decision was known and usable.",
+    "shipped_hits": "Hits whose decision came with the package.",
     "records": "Decisions recorded by programs.",
     "spooled": "Decisions taken in from the spool.",
     "leases": "Leases granted to measure a graph.",

@@ -13,14 +13,16 @@ from sqlalchemy.dialects.sqlite import insert
 from pygraphd.daemon import tables
 from pygraphd.daemon.rederiving import rederive
 from pygraphd.schema.keys import entry_id
+from pygraphd.schema.messages import RecordRequest
 from pygraphd.schema.portable import ELSEWHERE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pygraphd.daemon.pruning import PruneRequest
     from pygraphd.daemon.rederiving import Outcome, Row
-    from pygraphd.schema.messages import Decision, Record, RecordRequest
+    from pygraphd.schema.messages import Decision, Record
+    from pygraphd.schema.portable import Portable
 
 _T = TypeVar("_T")
 
@@ -61,6 +63,29 @@ def record(
         if rows:
             connection.execute(sa.insert(tables.Measurement), rows)
             connection.execute(_DROP_OLD_MEASUREMENTS, rows)
+
+
+def fill(connection: sa.Connection, rows: Iterable[Portable], uid: int) -> None:
+    """Store entries, of which no two have one key, in an empty database: all at a time, which `record` is too slow for."""
+    environments, graphs = {}, {}
+    decisions: list[dict[str, Any]] = []
+    measurements: list[dict[str, Any]] = []
+    for row in rows:
+        (environment, graph), at = row.key, row.measured_at or 0.0
+        environments[environment] = {"id": environment, **row.environment.factors()}
+        graphs[graph] = graph_row(row.record)
+        request = RecordRequest(row.environment, row.origin, (row.record,))
+        decisions.append(decision_row(environment, row.record, request, uid, at, at))
+        measurements += _measurement_rows(environment, row.record, request, uid, at)
+    tables_and_rows = (
+        (tables.Environment, list(environments.values())),
+        (tables.Graph, list(graphs.values())),
+        (tables.Decision, decisions),
+        (tables.Measurement, measurements),
+    )
+    for table, values in tables_and_rows:
+        if values:
+            connection.execute(sa.insert(table), values)
 
 
 def _decided(

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import sqlite3
     from pathlib import Path
 
+    from pygraphd.schema.shipped import Known, Shipped
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -21,6 +23,20 @@ class Found:
     request: LookupRequest
     entries: tuple[Entry, ...]
     missing: dict[str, str]
+
+    def above(self, shipped: Shipped) -> tuple[Found, list[Known]]:
+        """Return the answer without what shipped decisions are better than, and these."""
+        below = shipped.below(self.request, self.entries)
+        if not below and not self.missing:
+            return self, below
+        better = {each.entry.graph for each in below}
+        entries = tuple(entry for entry in self.entries if entry.graph not in better)
+        missing = {
+            graph: "other_environment" if why == "unknown" and graph in shipped.graphs else why
+            for graph, why in self.missing.items()
+            if graph not in better
+        }
+        return Found(self.request, entries, missing), below
 
 
 class Reader:

@@ -197,6 +197,7 @@ class Server:
             "version": VERSION,
             "uptime_s": round(time.monotonic() - self._started, 3),
             "entries": entries,
+            "shipped": len(self._cache.shipped.known),
             "problems": problems,
             "settings": self.config.settings(),
             "team": None if (team := self._cache.team.state()) is None else team.as_json(),

@@ -111,6 +111,7 @@ async def _serve_until_told(
         asyncio.create_task(_keep_house(cache, server, reloaded)),
         asyncio.create_task(_stop_when_idle(server, stop, reloaded)),
         asyncio.create_task(_follow_settings(settings, cache, server, reloaded)),
+        asyncio.create_task(_ship(settings, cache, reloaded)),
         asyncio.create_task(binding.watch(listener.listen, stop)),
     ]
     await stop.wait()
@@ -152,6 +153,13 @@ async def _follow_settings(settings: Settings, cache: Cache, server: Server, rel
         await server.metrics_port.listen(config.metrics_port.value)
         if (problem := server.metrics_port.problem) is not None:
             _log.error("%s", problem)
+        await reloaded.wait()
+
+
+async def _ship(settings: Settings, cache: Cache, reloaded: asyncio.Event) -> None:
+    """Have the shipped decisions read, now and whenever the settings were read anew."""
+    while True:
+        await cache.ship(settings.config.shipped.value)
         await reloaded.wait()
 
 

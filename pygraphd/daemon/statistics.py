@@ -36,6 +36,8 @@ class Counters:
     lookups: int = 0
     graphs: int = 0
     hits: int = 0
+    shipped_hits: int = 0
+    """Hits: decisions that came with the package."""
     misses: int = 0
     unknown: int = 0
     """Misses: graphs that were never recorded."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from pygraphd.daemon.exchange import Portable
 from pygraphd.daemon.store import Store
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
@@ -22,6 +21,7 @@ from pygraphd.schema.messages import (
     Record,
     RecordRequest,
 )
+from pygraphd.schema.portable import Portable
 from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.lab.command import lab
 from tools.lab import decisions
@@ -99,7 +99,7 @@ def test_the_newest_is_chosen_by_the_present_policy_and_names_no_host() -> None:
     assert (chosen.measured_at, chosen.record.measurements) == (2e9, new.record.measurements)
     assert chosen.record.decision.deployment is Deployment.KERNELS  # whatever an older policy said
     assert chosen.record.decision.policy != 1
-    assert chosen.origin == Origin("", "0.1.0")
+    assert chosen.origin == Origin("pygraphd", "0.1.0")
     assert old.key == new.key
 
 

@@ -43,7 +43,8 @@ class Home:
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYGRAPH", "XDG_"))
         }
-        return clean | {"PYGRAPHD_HOME": str(self.path)} | self.variables
+        own = {"PYGRAPHD_HOME": str(self.path), "PYGRAPHD_SHIPPED": "0"}
+        return clean | own | self.variables
 
     def pygraphd(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""

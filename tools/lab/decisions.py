@@ -31,6 +31,8 @@ NOT_ON_A_GPU = "not of a GPU, or of a machine whose versions could not be read"
 NOT_MEASURED = "rest on no measurement, so that nobody could validate them"
 NOT_SURE = "not final by the present policy"
 DISAGREE = "of graphs whose repetitions came to different deployments"
+PUBLISHER = "pygraphd"
+"""Stands for the host that measured."""
 _DATABASE = "cache.db"
 _TIMEOUT_S = 60.0
 _NOT_IN_A_NAME = re.compile("[^a-z0-9]+")
@@ -133,7 +135,7 @@ def _judged(entry: Portable) -> tuple[str | None, Portable]:
     record = dataclasses.replace(
         entry.record, decision=dataclasses.replace(decision, calls=entry.record.decision.calls)
     )
-    return None, dataclasses.replace(entry, record=record, origin=Origin("", entry.origin.version))
+    return None, dataclasses.replace(entry, record=record, origin=Origin(PUBLISHER, entry.origin.version))
 
 
 def is_newer(entry: Portable, other: Portable) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,12 +11,16 @@ import pytest
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import spool
 from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.trust import Trust, TrustPolicy
 from pygraphd.daemon.store import Store
 from pygraphd.schema import messages
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Record, RecordRequest
+from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Kind, Record, RecordRequest
+from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.shipped import SHIPPED
+from tests.support.shipped_rows import FASTER, H100, KERNELS, row, written
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,3 +61,40 @@ def test_no_pipe_is_waited_for(places: Locations, name: str) -> None:
 
     assert bool(found) is ("cache.db" not in name)
     assert bool([each for each in report.failures if each.startswith("database: ")]) is ("cache.db" in name)
+
+
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_shipped_decisions_are_read_below_the_users_own(
+    places: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked_for: bool
+) -> None:
+    written(tmp_path / "exports", *(row(name, KERNELS, FASTER) for name in ("a", "b")))
+    monkeypatch.setenv("PYGRAPHD_SHIPPED", str(tmp_path / "exports") if asked_for else "0")
+    a, b = (row(name).record.graph.digest for name in ("a", "b"))
+    Cache(places, "here", Report()).record(H100, [row("a", KERNELS, FASTER).record])
+    cache = Cache(places, "here", report := Report())
+
+    found = cache.lookup(H100, [a, b])
+
+    hosts = {graph: entry.host for graph, entry in found.items()}
+    assert hosts == ({a: "here", b: "shipped:lab"} if asked_for else {a: "here"})
+    assert not [each for each in report.failures if "shipped" in each]
+
+
+def test_a_shipped_file_that_is_refused_is_a_failure_that_is_counted(
+    places: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path / "exports", row("a", KERNELS, FASTER)).write_text("{}\n")
+    monkeypatch.setenv("PYGRAPHD_SHIPPED", str(tmp_path / "exports"))
+    cache = Cache(places, "here", report := Report())
+
+    assert cache.lookup(H100, [GRAPH]) == {}
+    assert [each for each in report.failures if each.startswith("shipped: ")]
+
+
+def test_a_shipped_decision_is_foreign_and_does_not_grow_too_old() -> None:
+    decision = replace(RECORD.decision, policy=POLICY_VERSION)
+    old = Entry(GRAPH, decision, None, f"{SHIPPED}lab", 1.0, 1e9, 1.0, 1.0)
+
+    assert TrustPolicy("here", max_age_s=60.0).why_not_trusted(old) is None
+    assert TrustPolicy("here").must_validate(old)
+    assert TrustPolicy("here", Trust.LOCAL).why_not_trusted(old) is not None

@@ -20,7 +20,7 @@ from pygraphd.cli.exporting import Export
 from pygraphd.client.decisions.decision_service import DISPUTED
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
-from pygraphd.daemon import control
+from pygraphd.daemon import control, exchange
 from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import locate
@@ -37,7 +37,9 @@ from tests.support.compiled import (
 from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from pygraphd.schema.portable import Portable
 
 __all__ = ["relocating", "session"]  # fixtures
 
@@ -95,12 +97,15 @@ def start_with_answers(home: Home, told: Runtime, by: str) -> None:
     if by == "other-user":
         recorded(home.locations.database, bodies_for(home, told), os.geteuid() + 1)
         home.start()
-    elif by == "import":
+    elif by in {"import", "shipped"}:
         with tempfile.TemporaryDirectory() as folder:
             known = Path(folder) / "cache.db"
             recorded(known, bodies_for(home, told), os.geteuid())
             with Catalogue(known) as catalogue:
                 entries = (*Export(catalogue),)
+        if by == "shipped":
+            ship(home, entries)
+            return
         home.start()
         answer = control.add_imported(home.locations.socket, ImportRequest(entries))
         assert answer == ImportAnswer(added=GRAPHS)
@@ -109,6 +114,17 @@ def start_with_answers(home: Home, told: Runtime, by: str) -> None:
         trained(told, ENOUGH, "elsewhere" if by == "other-host" else None)
     assert stats(home)["entries"] == GRAPHS
     assert spooled(home) == []
+
+
+def ship(home: Home, entries: Sequence[Portable]) -> None:
+    """Start a daemon that finds entries beside the package's code, as if they had come with it."""
+    folder = home.path / "shipped"
+    folder.mkdir()
+    with (folder / "gpu.jsonl").open("w") as stream:
+        exchange.write(entries, stream)
+    home.variables["PYGRAPHD_SHIPPED"] = str(folder)
+    home.start()
+    home.wait_until(lambda: stats(home)["shipped"] == GRAPHS)
 
 
 def stats(home: Home) -> dict[str, Any]:
@@ -122,7 +138,9 @@ def counts(told: Runtime, *names: str) -> tuple[int, ...]:
     return tuple(summary[name] for name in names)
 
 
-@pytest.fixture(params=["other-host", "other-user", "import"])
+@pytest.fixture(
+    params=["other-host", "other-user", "import", pytest.param("shipped", marks=pytest.mark.slow)]
+)
 def foreign(request: pytest.FixtureRequest, home: Home, session: Runtime) -> Home:
     start_with_answers(home, session, request.param)
     return home

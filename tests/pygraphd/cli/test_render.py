@@ -124,7 +124,12 @@ def test_a_decision_that_is_not_final_is_marked() -> None:
 def test_a_listing_as_json() -> None:
     value = json.loads("\n".join(render.entries_json([_ENTRY])))
     medians = {"KERNELS": 123.456, "GRAPH": 99.04}
-    said = {"text": "18 % faster than [bold]KERNELS[/bold]", "medians_us": medians, "provisional": ""}
+    said = {
+        "text": "18 % faster than [bold]KERNELS[/bold]",
+        "medians_us": medians,
+        "provisional": "",
+        "shipped": False,
+    }
     assert value == {"schema": 1, "entries": [_FACTS | said]}
 
 

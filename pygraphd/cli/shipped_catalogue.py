@@ -1,0 +1,58 @@
+"""A catalogue of the decisions that the package ships, or of those in the folder that the settings name instead."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.pool import StaticPool
+
+from pygraphd.cli.catalogue import CachedEntry, Catalogue
+from pygraphd.config import shipped_folder
+from pygraphd.daemon import queries, tables
+from pygraphd.schema import shipped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+class ShippedCatalogue(Catalogue):
+    """The entries of a folder of exports, in a database in memory."""
+
+    is_shipped = True
+
+    def __init__(self, folder: Path) -> None:
+        engine = sa.create_engine("sqlite://", poolclass=StaticPool)
+        tables.Base.metadata.create_all(engine)
+        with engine.begin() as connection:
+            queries.fill(connection, (known.row for known in shipped.load(folder).known.values()), 0)
+        self._path = folder
+        self._invalid = 0
+        self._engine = engine
+
+
+@contextlib.contextmanager
+def open_with_shipped(*databases: tuple[type[Catalogue], Path]) -> Iterator[tuple[Catalogue, ...]]:
+    """Open catalogues in their order, and behind them that of the shipped decisions, unless there are none."""
+    kinds = list(databases)
+    folder = shipped_folder(os.environ)
+    if folder is not None and any(folder.glob("*.jsonl")):
+        kinds.append((ShippedCatalogue, folder))
+    with contextlib.ExitStack() as opened:
+        yield tuple(opened.enter_context(kind(path)) for kind, path in kinds)
+
+
+def pages_of(
+    catalogues: Sequence[Catalogue], gpu: str, graph: str, most: int | None
+) -> Iterator[list[CachedEntry]]:
+    """Yield the pages of one catalogue after the other, `most` entries in all."""
+    left = most
+    for each in catalogues:
+        for page in each.pages(gpu, graph, left):
+            yield page
+            left = None if left is None else left - len(page)
+        if left == 0:
+            return
