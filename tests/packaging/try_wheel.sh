@@ -25,6 +25,11 @@ cd "$work"
 venv/bin/pip check
 venv/bin/pygraphd --version
 venv/bin/python use_installed.py
+installed=$(venv/bin/python -c 'import pathlib, pygraphd; print(pathlib.Path(pygraphd.__file__).parent)')
+shopt -s nullglob
+for file in "$repository"/pygraphd/shipped/*.jsonl; do
+    cmp "$file" "$installed/shipped/$(basename "$file")"
+done
 for run in first second; do
     echo "quick start with the wheel, $run run:"
     PYGRAPH=1 PYGRAPHD_AUTOSTART=1 PYGRAPH_SUMMARY="$work/$run.json" venv/bin/python quickstart.py

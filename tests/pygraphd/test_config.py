@@ -68,6 +68,21 @@ def test_the_level_of_the_log_is_a_word(environ: dict[str, str]) -> None:
     assert load_config(environ | {"PYGRAPHD_LOG": "debug"}, {}).log == Setting("debug", "PYGRAPHD_LOG")
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", "package"),
+        ("0", "none"),
+        ("Off", "none"),
+        ("none", "none"),
+        ("/opt/decisions", "/opt/decisions"),
+    ],
+)
+def test_what_is_shipped_is_a_switch_or_a_folder(environ: dict[str, str], text: str, value: str) -> None:
+    assert load_config(environ, {}).shipped == Setting("package", "default")
+    assert load_config(environ | {"PYGRAPHD_SHIPPED": text}, {}).shipped == Setting(value, "PYGRAPHD_SHIPPED")
+
+
 def test_a_bad_variable_is_named(environ: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="PYGRAPHD_IDLE_EXIT: 'x' is no length of time"):
         load_config(environ | {"PYGRAPHD_IDLE_EXIT": "x"}, {})
@@ -100,6 +115,7 @@ def test_a_size_has_units(environ: dict[str, str], text: str, size: int) -> None
         ("metrics_port", "65536", "is no port: give 1 to 65535, or 0 for none"),
         ("metrics_port", "http", "is no port"),
         ("max_unused", "x", "no length of time"),
+        ("shipped", "decisions", "'decisions' is neither 0 nor 1 nor the absolute path of a folder"),
     ],
 )
 def test_a_bad_limit_is_named(environ: dict[str, str], name: str, text: str, message: str) -> None:
