@@ -49,7 +49,7 @@ def start(
     folders.prepare_cache(locations)
     with contextlib.closing(_Log(locations.log)) as log:
         try:
-            process = _spawn(log, flags, variables or {})
+            process = _spawn(log, flags, **(variables or {}))
         except OSError as error:
             raise CommandError(f"{sys.executable}: cannot be run: {error.strerror}") from error
         return _wait_for_answer(locations, process, log, say), True
@@ -115,7 +115,7 @@ def _verified_pid(locations: Locations, running: Ping) -> int:
     return running.pid
 
 
-def _spawn(log: _Log, flags: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(log: _Log, flags: Sequence[str], **variables: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pygraphd", "start", "--foreground", *flags]
     return subprocess.Popen(
         command,

@@ -116,8 +116,9 @@ class Cache:
         if found.missing and self.counters.spooled > spooled:
             found = await self._found(body)
         environment, asked = found.request.environment, len(found.request.graphs)
-        unusable = (entry.graph for entry in found.entries if statistics.why_missed(entry) is not None)
-        self.team.want(environment, [*found.missing, *unusable])
+        if self.team.is_used:
+            unusable = (entry.graph for entry in found.entries if statistics.why_missed(entry) is not None)
+            self.team.want(environment, [*found.missing, *unusable])
         if self._loading is not None:
             await asyncio.wait({self._loading}, timeout=_SPOOL_S)
         found, shipped = found.above(self.shipped)

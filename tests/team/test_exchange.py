@@ -172,6 +172,7 @@ def test_a_record_is_published_once(
     home.ask("POST", RECORD_PATH, encode(make_request("b")))
     home.wait_until(lambda: published(postgres, team) == 2 and told(home)["queued"] == 0)
     assert postgres.execute(team, "SELECT count(*) FROM pygraphd.measurement") == [(4,)]
+    assert home.ask("GET", "/v1/stats")[1]["team_published"] == 2
 
 
 def test_a_reader_publishes_nothing_until_it_may(
@@ -261,3 +262,19 @@ def test_nobody_publishes_as_another(postgres: Postgres, team: str) -> None:
             ):
                 opened.execute(statement)
     assert postgres.execute(team, "SELECT publisher, kind FROM pygraphd.graph") == [(PUBLISHER, "x")]
+
+
+def test_a_call_that_gets_no_answer_ends(postgres: Postgres, team: str) -> None:
+    with connecting.Database(TeamUrl(postgres.url(team, READER)), limit_s=0.5) as database:
+        with database.transaction() as opened:
+            assert opened.exec_driver_sql("SELECT 1").scalar() == 1
+        for _ in range(2):  # over the connection that there is, then over a new one
+            with (
+                postgres.paused(),
+                pytest.raises(connecting.TeamError, match=r"no answer within 0.5 s|timeout"),
+                database.transaction() as opened,
+            ):
+                opened.exec_driver_sql("SELECT 1")
+            assert not database.is_open
+        with database.transaction() as opened:
+            assert opened.exec_driver_sql("SELECT 2").scalar() == 2

@@ -69,6 +69,11 @@ class Team:
             if queue is not None:
                 queue.close()
 
+    @property
+    def is_used(self) -> bool:
+        """Whether there is a team."""
+        return self._worker is not None
+
     def want(self, environment: str, graphs: Iterable[str]) -> None:
         """Have the team asked for graphs that are not known here; returns at once."""
         if (worker := self._worker) is not None and self._wanted.add(environment, graphs):

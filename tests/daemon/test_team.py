@@ -1,0 +1,117 @@
+"""A daemon whose team cannot be reached: it works as one without a team, and says what is the matter."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.daemon import control
+from pygraphd.schema import ownership
+from pygraphd.schema.messages import RECORD_PATH, encode
+from tests.support.record_requests import lookup_body, record_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.daemon_home import Home
+
+pytestmark = pytest.mark.daemon
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """Return the URL of a port on which nobody listens, and nobody else will."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"postgresql+psycopg://me:s3cret@127.0.0.1:{bound.getsockname()[1]}/team"
+
+
+def _team(home: Home) -> dict[str, Any]:
+    state = home.ask("GET", "/v1/stats")[1]["team"]
+    assert isinstance(state, dict)
+    return state
+
+
+def _queued(home: Home) -> int:
+    connection = sqlite3.connect(home.locations.team_queue)
+    try:
+        (count,) = connection.execute("SELECT count(*) FROM waiting").fetchone()
+    finally:
+        connection.close()
+    assert isinstance(count, int)
+    return count
+
+
+def test_records_and_lookups_go_on_and_what_is_to_be_published_waits(home: Home, nobody: str) -> None:
+    started = home.pygraphd("start", f"--team-url={nobody}")
+    assert started.returncode == 0, started.stderr
+    assert home.ask("POST", RECORD_PATH, encode(record_request(["a"])))[0] == 200
+    assert len(home.ask("POST", "/v3/lookup", lookup_body("a", "b"))[1]["entries"]) == 1
+    home.wait_until(lambda: _team(home)["problem"] != "")
+
+    said = home.pygraphd("status")
+    metrics = _metrics(home)
+    assert "not usable for" in said.stdout
+    assert "onnection refused" in said.stdout
+    assert "1 record queued" in said.stdout
+    assert "pygraphd_team_reached 0" in metrics
+    assert "pygraphd_team_queued 1" in metrics
+    peer = control.listener(home.locations.socket)
+    assert peer is not None
+    words = Path(f"/proc/{peer.pid}/cmdline").read_text()
+    assert "start" in words
+    everything = [words, said.stdout, metrics, home.locations.log.read_text()]
+    everything.append(json.dumps(home.ask("GET", "/v1/stats")[1]))
+    assert "s3cret" not in "".join(everything)
+    assert _queued(home) == 1
+
+
+def test_without_psycopg_it_says_what_to_install(home: Home, nobody: str, tmp_path: Path) -> None:
+    (tmp_path / "psycopg.py").write_text("raise ImportError('not here')\n")
+    home.variables |= {"PYGRAPHD_TEAM_URL": nobody, "PYTHONPATH": str(tmp_path)}
+    home.start()
+    assert home.ask("POST", RECORD_PATH, encode(record_request(["a"])))[0] == 200
+    home.wait_until(lambda: "pip install 'pygraphd[team]'" in home.pygraphd("status").stdout)
+    assert "pip install 'pygraphd[team]'" in home.locations.log.read_text()
+    assert _queued(home) == 1
+
+
+def test_a_reload_begins_and_ends_the_exchange(home: Home, nobody: str) -> None:
+    pid = home.start()
+    assert home.ask("GET", "/v1/stats")[1]["team"] is None
+    assert home.ask("POST", RECORD_PATH, encode(record_request(["a"])))[0] == 200
+    assert not home.locations.team_queue.exists()
+
+    settings = home.path / "config.toml"
+    settings.write_text(f"team_url = {json.dumps(nobody)}\n")
+    os.kill(pid, 1)
+    home.wait_until(lambda: home.ask("GET", "/v1/stats")[1]["team"] is not None)
+    assert home.ask("POST", RECORD_PATH, encode(record_request(["b"])))[0] == 200
+    assert _queued(home) == 1
+
+    settings.write_text("")
+    os.kill(pid, 1)
+    home.wait_until(lambda: home.ask("GET", "/v1/stats")[1]["team"] is None)
+
+
+def test_init_says_in_one_line_why_it_fails(home: Home, nobody: str) -> None:
+    refused = home.pygraphd("team", "init", "--team-url", nobody)
+    assert refused.returncode == 1
+    assert "refused" in refused.stderr
+    assert "s3cret" not in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def _metrics(home: Home) -> str:
+    with ownership.connect(home.locations.socket, 20.0) as connected:
+        connection = http.client.HTTPConnection("pygraphd")
+        connection.sock = connected
+        connection.request("GET", "/metrics")
+        return connection.getresponse().read().decode()
