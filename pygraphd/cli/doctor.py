@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.cli import status
+from pygraphd.cli.render import team_text
 from pygraphd.schema import ownership
 
 if TYPE_CHECKING:
@@ -145,6 +146,9 @@ def _daemon(locations: Locations) -> Iterator[Check]:
     entries = "unknown" if state.entries is None else str(state.entries)
     if state.running:
         yield Check("daemon", f"{state.version} runs as pid {state.pid}, {entries} entries")
+        if (team := state.team) is not None:
+            is_well = not (team.problem or team.queue_problem)
+            yield Check("team", team_text(team), "" if is_well else 'see docs/daemon.md, "Team"')
     elif state.spool_waiting:
         waiting = f"not running; {state.spool_waiting} files wait in the spool"
         yield Check("daemon", waiting, "pygraphd start")

@@ -49,6 +49,7 @@ _NAMES = (
     "settings",
     "problems",
     "processes",
+    "team",
     "lookups",
     "hits",
     "since",

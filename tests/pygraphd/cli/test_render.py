@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from pygraphd.cli.catalogue import CachedEntry, EntryDetails
 from pygraphd.cli.status import Status
 from pygraphd.daemon.pruning import PruneAnswer
 from pygraphd.daemon.rederiving import Changed, Kept, RederiveAnswer
+from pygraphd.daemon.team.state import TeamState
 from pygraphd.schema.messages import Deployment
 
 _FACTS = {
@@ -213,6 +215,26 @@ def test_a_running_status_says_since_when() -> None:
     assert "0.1.0 running, pid 42, up 2h" in text
     assert "idle_exit    30m (default)" in text
     assert "since start  2 hits, 1 misses" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ({}, "not asked yet; 0 records queued"),
+        ({"asked_at": 940.0, "queued": 1}, "asked 1m ago; 1 record queued"),
+        (
+            {"asked_at": 700.0, "failing_since": 880.0, "problem": "refused", "retry_s": 30.0, "queued": 12},
+            "not usable for 2m: refused; tried again in 30s; 12 records queued",
+        ),
+        (
+            {"asked_at": 999.0, "publishes_not": "the role may only read", "queued": 9, "dropped": 2},
+            "asked 1s ago; nothing is published: the role may only read; 9 records queued; 2 dropped",
+        ),
+        ({"asked_at": 999.0, "queue_problem": "disk full"}, "asked 1s ago; 0 records queued; disk full"),
+    ],
+)
+def test_the_state_of_a_team_is_one_line(state: dict[str, Any], text: str) -> None:
+    assert render.team_text(TeamState("postgresql+psycopg://h/team", **state), now=1000.0) == text
 
 
 @pytest.mark.parametrize(
