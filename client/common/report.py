@@ -49,6 +49,7 @@ class Report:
         self.daemon_version: str | None = None
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()
+        self._between_graphs: Counter[str] = Counter()
         self._left_to_torch: Counter[str] = Counter()
         self._deployed: Counter[Deployment] = Counter()
         self._nodes_in_graphs = 0
@@ -120,6 +121,10 @@ class Report:
         """Count a graph break of Dynamo."""
         self._add_reason(self._graph_breaks, reason, 1)
 
+    def count_between_graphs(self, operator: str) -> None:
+        """Count a compiled graph that is split around a host operator, which runs between the parts at each call."""
+        self._add_reason(self._between_graphs, operator, 1)
+
     def _add_reason(self, reasons: Counter[str], reason: str, times: int) -> None:
         with self._lock:
             known = reason in reasons or len(reasons) < MAX_REASONS
@@ -186,6 +191,7 @@ class Report:
                 "left_to_torch": dict(self._left_to_torch),
                 "left_on_cpu": dict(self._left_on_cpu),
                 "graph_breaks": dict(self._graph_breaks),
+                "between_graphs": dict(self._between_graphs),
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),

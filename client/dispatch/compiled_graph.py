@@ -66,6 +66,9 @@ class CompiledGraph:
     def complete(self, compiled: Any) -> None:
         """After `post_compile`: give slots to partitions without a call of `cudagraphify`, or record why they run as KERNELS."""
         facts, device_index = self._facts, self._facts.device_index
+        if (self._next or facts.is_split) and not facts.calls_host_operators:
+            for name in facts.host_operators:
+                self._context.decisions.report.count_between_graphs(name)
         if self._next:
             # Inductor relies on whoever captures to realign inputs.
             torch_private.align_inputs(compiled)

@@ -20,14 +20,18 @@ if TYPE_CHECKING:
 
     from pygraphd.cli.summaries import Summary
 
-_BREAKS, _LEFT, _TORCH, _CALLS, _FAILED = (
+_BREAKS, _BETWEEN, _LEFT, _TORCH, _CALLS, _FAILED = (
     "graph_breaks",
+    "between_graphs",
     "left_on_cpu",
     "left_to_torch",
     "fallbacks",
     "failures",
 )
 _DECIDED = "decisions"
+_NOT_BACK = "had not come back"
+_CALLS_BEFORE = 2
+"""Calls of each size before it is decided by itself, by default: a program whose sizes come back has these, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +64,12 @@ def _rule(name: str, kinds: str, said: str, remedy: str, *codes: ReasonCode) -> 
 
 RULES = (
     _rule(
-        "expected", f"{_CALLS}", "^first call of a size|another process measured|still being compiled|while it was measured", "",
+        "expected", f"{_CALLS}", "^first call of a size|another process measured|still being compiled|^called from another thread|while it was measured", "",
         ReasonCode.LONGER_ON_GPU, ReasonCode.LONGER_ON_HOST, ReasonCode.NO_GAIN, ReasonCode.LEFT_TO_ANOTHER_PROCESS,
     ),
     _rule(
         "host reads", f"{_BREAKS} {_DECIDED}",
-        r"\.item\(|\.tolist\(|\.numpy\(|\.cpu\(|[Dd]ata[- ]dependent|Dynamic shape operator|to the host|host function",
+        r"generic_jump TensorVariable|\.item\(|\.tolist\(|\.numpy\(|\.cpu\(|[Dd]ata[- ]dependent|Dynamic shape operator|to the host|host function",
         "keep the value on the GPU: torch.where instead of `if`, a tensor instead of .item(), .tolist() or .cpu(), and sizes that are known "
         "beforehand instead of nonzero() or a mask; or read it after the step. torch.cuda.set_sync_debug_mode(1) shows each read",
     ),
@@ -75,15 +79,15 @@ RULES = (
         "torch.compile(fullgraph=True) makes it an error",
     ),
     _rule(
-        "unvouched operators", f"{_DECIDED} {_CALLS}", "nobody vouches",
+        "unvouched operators", f"{_DECIDED} {_CALLS} {_BETWEEN}", r"nobody vouches|^\w+::\w+$",
         "if they do nothing on the host and depend on nothing but their arguments, set PYGRAPH_GRAPH_OPS to their names; for an operator of "
         "your own, allocate from PyTorch and launch on the current stream",
         ReasonCode.CUSTOM_OPERATORS,
     ),
     _rule(
-        "sizes that do not come back", _CALLS, "sizes",
+        "sizes that do not come back", _CALLS, "sizes|captured as often",
         "pad to a few sizes, or sort inputs into buckets; if there are few sizes, more than are decided at a time, raise PYGRAPH_SIZES",
-        ReasonCode.DECIDED_BY_SIZE,
+        ReasonCode.DECIDED_BY_SIZE, ReasonCode.BOUND_REACHED,
     ),
     _rule(
         "CPU tensors", _LEFT, "",
@@ -112,6 +116,7 @@ RULES = (
         ReasonCode.RESULTS_DIFFER, ReasonCode.VERIFICATION_FAILED,
     ),
     _rule("no GPU", "", "", "see the checks of driver and torch", ReasonCode.NO_DEVICE),
+    _rule("no helper", "", "", "see the check of the helper", ReasonCode.NO_HELPER),
     _rule(
         "left to PyTorch", _TORCH, "",
         "unset PYGRAPH_RELOCATE, enable PyGraph before the forward is compiled, and see the check of recording",
@@ -139,7 +144,8 @@ def findings(summary: Summary) -> list[Finding]:
 
 def _reasons(summary: Summary) -> Iterator[tuple[str, str, ReasonCode | None, int]]:
     """Yield kind, text, code and count of each reason that something ran as KERNELS or outside of a graph."""
-    came_back = {facts.whole for facts in summary.facts.values() if facts.whole}
+    sized = [facts.whole for facts in summary.facts.values() if facts.whole]
+    came_back = set(sized)
     for ran, times in Counter(summary.decisions).items():
         code = ran.reason.code
         if ran.deployment is Deployment.KERNELS and not (
@@ -150,4 +156,5 @@ def _reasons(summary: Summary) -> Iterator[tuple[str, str, ReasonCode | None, in
             yield _DECIDED, reason_text(ran.reason, final=ran.final) + where, code, times
     for kind, reasons in summary.notes.items():
         for text, times in reasons.items():
-            yield kind, text, None, times
+            if _NOT_BACK not in text or times > len(sized) * _CALLS_BEFORE:
+                yield kind, text, None, times

@@ -31,6 +31,7 @@ NOTES = {
     "left_to_torch": "left to PyTorch",
     "left_on_cpu": "left on CPU",
     "graph_breaks": "graph break",
+    "between_graphs": "between graphs",
     "fallbacks": "launched",
     "failures": "failed",
 }

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 64 * 2**20
 """Bound of a file's size: several times the largest summary that a client writes."""
-NOTES = ("left_to_torch", "left_on_cpu", "graph_breaks", "fallbacks", "failures")
+NOTES = ("left_to_torch", "left_on_cpu", "graph_breaks", "between_graphs", "fallbacks", "failures")
 """The parts of a summary that count reasons, beside the decisions; older summaries lack some."""
 COSTS = ("lookup_ms", "measuring_ms", "checking_ms", "recording_ms")
 """The parts of a summary with the host time that PyGraph took."""

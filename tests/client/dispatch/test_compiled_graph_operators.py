@@ -48,6 +48,7 @@ def run_alone(compiled: Compiled) -> Any:
 def test_each_part_is_decided_by_itself(session: Runtime, relocating: list[Relocating]) -> None:
     assert run_alone(compile_split(session)) == ["relocated", "relocated"]
     assert len(relocating) == 2
+    assert session.report.summary()["between_graphs"] == {"mine::op": 1}
 
     second = Runtime(session.locations)
     assert compile_split(second).current_callable([]) == ["relocated", "relocated"]
@@ -65,7 +66,9 @@ def test_a_graph_that_cannot_be_split_around_it_is_launched_and_says_why(
 
     assert {str(each) for each in run_alone(compiled)} == {"launched"}
     assert relocating == []
-    assert session.report.summary()["reasons"] == {str(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::op")): 1}
+    summary = session.report.summary()
+    assert summary["reasons"] == {str(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::op")): 1}
+    assert summary["between_graphs"] == {}
 
 
 def test_who_vouches_later_is_not_held_to_what_was_said_before(

@@ -158,7 +158,12 @@ def test_the_page_is_whole_and_refers_to_nothing_outside(tmp_path: Path, locatio
     assert used <= defined
 
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+BROWSER = next(
+    filter(
+        None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell"))
+    ),
+    None,
+)
 
 
 def first_pixel(png: bytes) -> bytes:
