@@ -123,6 +123,11 @@ class Postgres:
             _kill(pid)
         return len(pids)
 
+    def hang_up(self, database: str) -> None:
+        """End all connections to a database."""
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        self.execute("postgres", query, database)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Have all of the server's processes stand still within the block: the kernel accepts connections, and nobody answers."""

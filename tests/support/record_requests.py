@@ -31,9 +31,12 @@ def digest(name: str) -> str:
     return hashlib.sha256(name.encode()).hexdigest()
 
 
-def record_request(names: Sequence[str], environment: Environment = ENVIRONMENT) -> RecordRequest:
+def record_request(
+    names: Sequence[str], environment: Environment = ENVIRONMENT, policy: int = 1
+) -> RecordRequest:
     """Return a request that records a final decision for each name."""
-    return RecordRequest(environment, Origin("here", "0.1.0"), tuple(map(_record, names)))
+    records = tuple(_record(name, policy) for name in names)
+    return RecordRequest(environment, Origin("here", "0.1.0"), records)
 
 
 def lookup_body(*names: str, environment: Environment = ENVIRONMENT) -> bytes:
@@ -41,9 +44,9 @@ def lookup_body(*names: str, environment: Environment = ENVIRONMENT) -> bytes:
     return encode(LookupRequest(environment.digest(), tuple(map(digest, names))))
 
 
-def _record(name: str) -> Record:
+def _record(name: str, policy: int) -> Record:
     graph = Graph(digest(name), Kind.FORWARD, 0, 1, 5)
     measured = Measurement(Deployment.KERNELS, 12, 100.0, 1.0, 90.0, 80.0, 0.5)
     return Record(
-        graph, Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "it is fastest"), 1), (measured,)
+        graph, Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER, "it is fastest"), policy), (measured,)
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, LiteralString
 
 from pygraphd.schema.messages import LOOKUP_PATH, RECORD_PATH, encode
+from pygraphd.schema.policy import POLICY_VERSION
 from tests.support.daemon_home import Home
 from tests.support.postgres import Postgres
 from tests.support.record_requests import lookup_body, record_request
@@ -51,8 +52,12 @@ class Member(Home):
 
     def record(self, *names: str) -> None:
         """Record graphs; the daemon must store them, whatever its team is like."""
-        assert self.ask("POST", RECORD_PATH, encode(record_request(names)))[0] == 200
+        assert self.ask("POST", RECORD_PATH, self.body(*names))[0] == 200
         self.names += names
+
+    def body(self, *names: str) -> bytes:
+        """Return the body that records graphs."""
+        return encode(record_request(names, policy=POLICY_VERSION))
 
     def lookup(self, *names: str) -> list[dict[str, Any]]:
         """Look graphs up; return the entries that are known."""
@@ -64,8 +69,14 @@ class Member(Home):
 
     def wait_for(self, *names: str) -> list[dict[str, Any]]:
         """Look graphs up until all are known, as programs do; return their entries."""
-        self.wait_until(lambda: len(self.lookup(*names)) == len(names))
-        return self.lookup(*names)
+        found: list[dict[str, Any]] = []
+
+        def is_known() -> bool:
+            found[:] = self.lookup(*names)
+            return len(found) == len(names)
+
+        self.wait_until(is_known)
+        return found
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.schema.messages import encode
-from tests.support.record_requests import digest, record_request
+from tests.support.record_requests import digest
 from tests.support.team import PUBLISHER, READER
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def test_what_waited_in_the_spool_is_published(shared: TeamDatabase, member: Cal
     home = member(shared.url(PUBLISHER))
     home.variables["PYGRAPHD_HOUSEKEEPING"] = "0.2"
     home.locations.spool.mkdir(mode=0o700)
-    body = encode(record_request(["a"]))
+    body = home.body("a")
     (home.locations.spool / "one.json").write_bytes(body)
     home.start()
     home.wait_for("a")
@@ -184,18 +183,3 @@ def test_two_daemons_publish_one_measurement_at_once(
 
     _expect_published_once(shared, *names)
     assert sum(home.stats["team_published"] for home in homes) == len(names)
-
-
-def test_a_full_server_is_tried_again(
-    postgres: Postgres, shared: TeamDatabase, member: Callable[[str], Member]
-) -> None:
-    postgres.execute("postgres", "ALTER ROLE team_publisher CONNECTION LIMIT 0")
-    try:
-        home = member(shared.url(PUBLISHER))
-        home.start()
-        home.record("a")
-        home.wait_for_problem("too many connections")
-    finally:
-        postgres.execute("postgres", "ALTER ROLE team_publisher CONNECTION LIMIT -1")
-    home.wait_until_published()
-    _expect_published_once(shared, "a")

@@ -49,7 +49,9 @@ class Fault(enum.Enum):
     RIGHTS = enum.auto()
     """The role may not do this, or nobody may, as on a standby."""
     SCHEMA = enum.auto()
-    """There are no tables of this version."""
+    """A table, or a column of one, is not there."""
+    VERSION = enum.auto()
+    """The tables are of another version."""
     DATA = enum.auto()
     """It refuses one of the rows."""
     DRIVER = enum.auto()

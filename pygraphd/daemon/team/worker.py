@@ -169,7 +169,7 @@ class Worker:
         with database.transaction() as connection:
             version = connection.execute(_VERSION).scalar()
             if version != VERSIONS[-1]:
-                raise TeamError(Fault.SCHEMA, _other_version(version))
+                raise TeamError(Fault.VERSION, _other_version(version))
             names = {"names": [table.fullname for table in metadata.sorted_tables]}
             may_insert = connection.execute(_MAY_INSERT, names).scalar()
         if not may_insert:
@@ -273,7 +273,7 @@ def _other_version(version: object) -> str:
 
 
 def _advice(error: TeamError) -> str:
-    if error.fault is Fault.SCHEMA and "version" not in str(error):
+    if error.fault is Fault.SCHEMA:
         return f"it has no tables of pygraphd ({error}); its owner runs: pygraphd team init"
     return str(error)
 

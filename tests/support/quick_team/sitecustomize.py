@@ -9,5 +9,6 @@ if "start" in sys.orig_argv:
     connecting._OPTIONS["connect_timeout"] = 2
     connecting.CONNECT_S = 2
     worker.FIRST_PAUSE_S = worker.LONGEST_PAUSE_S = 0.1
+    worker.LINGER_S = 0.5
     worker._RIGHTS_PAUSE_S = 0.1, 0.1
     wanted.AGAIN_S = 0.0
