@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy.dialects.postgresql import insert
+import sqlalchemy as sa
 
 from pygraphd.daemon import queries
 from pygraphd.daemon.team import tables
@@ -13,8 +14,6 @@ from pygraphd.schema.messages import RecordRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    import sqlalchemy as sa
 
     from pygraphd.daemon.team.queue import Publication
 
@@ -62,6 +61,27 @@ def _decision(published: Publication) -> _Row:
 def _add(connection: sa.Connection, table: sa.Table, rows: Iterable[_Row], order: str) -> int:
     # In one order for all: of two that insert the same rows, none then waits for a row of the other's that waits for it.
     ordered = sorted(rows, key=lambda row: (row[order], row.get("deployment", "")))
-    statement = insert(table).values(ordered).on_conflict_do_nothing()
+    columns = {name: [row[name] for row in ordered] for name in _names(table)}
     # Without the option, SQLAlchemy tells no number of inserted rows.
-    return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount
+    options = {"preserve_rowcount": True}
+    return connection.execute(_inserts(table), columns, execution_options=options).rowcount
+
+
+def _names(table: sa.Table) -> list[str]:
+    """Return the columns that are not the server's to fill in."""
+    return [column.name for column in table.columns if column.server_default is None]
+
+
+@functools.cache
+def _inserts(table: sa.Table) -> sa.TextClause:
+    """Return the statement that inserts rows given as a list for each column: for any number of them, it is made and planned once."""
+    names = _names(table)
+    lists = ", ".join(f"CAST(:{name} AS {_type(table.columns[name])}[])" for name in names)
+    quoted = ", ".join(f'"{name}"' for name in names)
+    return sa.text(
+        f"INSERT INTO {table.fullname} ({quoted}) SELECT * FROM unnest({lists}) ON CONFLICT DO NOTHING"
+    )
+
+
+def _type(column: sa.Column[Any]) -> str:
+    return "double precision" if isinstance(column.type, sa.Double) else str(column.type)
