@@ -5,10 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import struct
-import subprocess
-import zlib
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING
 
@@ -156,41 +152,6 @@ def test_the_page_is_whole_and_refers_to_nothing_outside(tmp_path: Path, locatio
     assert "@media print" in text
     used, defined = set(re.findall(r"var\((--\w+)\)", text)), set(re.findall(r"(--\w+):", text))
     assert used <= defined
-
-
-BROWSER = next(
-    filter(
-        None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chromium-headless-shell"))
-    ),
-    None,
-)
-
-
-def first_pixel(png: bytes) -> bytes:
-    """Return red, green and blue of the upper left pixel. No filter changes it, as it has no neighbours before it."""
-    data, at = b"", 8
-    while at < len(png):
-        length, kind = struct.unpack_from(">I4s", png, at)
-        data += png[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
-        at += 12 + length
-    return zlib.decompress(data)[1:4]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
-@pytest.mark.parametrize(("scheme", "background"), [(1, "ffffff"), (0, "16181c")], ids=["light", "dark"])
-def test_a_browser_shows_the_page_in_both_schemes(
-    tmp_path: Path, locations: Locations, scheme: int, background: str
-) -> None:
-    page, shot = tmp_path / "report.html", tmp_path / "shot.png"
-    report_html.write(page, report_html.page(read_back(a_program(), tmp_path, locations)))
-    assert BROWSER is not None
-    options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}")
-    seen = (f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={shot}", page.as_uri())
-    subprocess.run([BROWSER, *options, *seen], check=True, capture_output=True, timeout=120)
-
-    assert first_pixel(shot.read_bytes()).hex() == background
-    assert shot.stat().st_size > 10_000  # there is more than the background
 
 
 def test_a_word_names_a_file_a_process_or_the_last_summary(tmp_path: Path, locations: Locations) -> None:
