@@ -1,0 +1,161 @@
+"""The worker's steps one by one, on a clock that stands still, with a real server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.daemon.statistics import Counters
+from pygraphd.daemon.team import worker as module
+from pygraphd.daemon.team.queue import Queue, publications
+from pygraphd.daemon.team.wanted import Wanted
+from pygraphd.daemon.team.worker import LINGER_S, LONGEST_PAUSE_S, Worker
+from pygraphd.team_url import TeamUrl
+from tests.support.record_requests import ENVIRONMENT, digest, record_request
+from tests.support.team import PUBLISHER, READER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from pygraphd.schema.portable import Portable
+    from tests.support.postgres import Postgres
+    from tests.support.team import TeamDatabase
+
+pytestmark = pytest.mark.team
+
+
+@dataclass
+class Steps:
+    """A worker that is not started, and what it is made of."""
+
+    worker: Worker
+    queue: Queue
+    wanted: Wanted
+    clock: list[float]
+    counters: Counters = field(default_factory=Counters)
+    delivered: list[Portable] = field(default_factory=list)
+
+    def put(self, *names: str) -> None:
+        self.queue.put(publications(record_request(names), 7, 1.0))
+
+    def until_idle(self) -> float | None:
+        """Take steps until nothing is due at once; return the pause that the worker asks for."""
+        for _ in range(20):
+            if (pause_s := self.worker.step()) != 0.0:
+                return pause_s
+        raise AssertionError("there is always more to do")
+
+
+@pytest.fixture
+def steps(shared: TeamDatabase, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
+    """Return a maker of workers that exchange as a role."""
+    made: list[Steps] = []
+
+    def make(role: str) -> Steps:
+        clock, counters, delivered = [1000.0], Counters(), list[Portable]()
+        queue, wanted = Queue(tmp_path / f"{len(made)}.db"), Wanted(lambda: clock[0])
+
+        def count(counted: Counters) -> None:
+            nonlocal counters
+            counters += counted
+
+        url = TeamUrl(shared.url(role))
+        worker = Worker(url, queue, wanted, delivered.extend, count, lambda: clock[0])
+        made.append(Steps(worker, queue, wanted, clock, counters, delivered))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.worker.close()
+        each.queue.close()
+
+
+def test_all_is_published_and_the_connection_closed_after_a_while(
+    postgres: Postgres, shared: TeamDatabase, steps: Callable[[str], Steps]
+) -> None:
+    one = steps(PUBLISHER)
+    one.put(*map(str, range(150)))
+    assert one.until_idle() == LINGER_S
+    assert (len(one.queue), one.counters.team_published, len(shared.published())) == (0, 150, 150)
+
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE usename = %s"
+    assert postgres.execute("postgres", sessions, PUBLISHER) == [(1,)]
+    one.clock[0] += LINGER_S
+    assert one.until_idle() is None
+    assert postgres.execute("postgres", sessions, PUBLISHER) == [(0,)]
+
+
+def test_only_what_the_team_knows_is_delivered(steps: Callable[[str], Steps]) -> None:
+    one, other = steps(PUBLISHER), steps(READER)
+    one.put("a")
+    one.until_idle()
+    other.wanted.add(ENVIRONMENT.digest(), [digest("a"), digest("b")])
+    other.until_idle()
+    [entry] = other.delivered
+    assert (entry.record, entry.environment) == (record_request(["a"]).records[0], ENVIRONMENT)
+    assert (other.counters.team_asked, other.counters.team_found, len(other.wanted)) == (2, 1, 0)
+
+
+def test_a_connection_that_went_away_unused_is_no_failure(
+    postgres: Postgres, shared: TeamDatabase, steps: Callable[[str], Steps]
+) -> None:
+    one = steps(PUBLISHER)
+    one.put("a")
+    one.until_idle()
+    postgres.kill_backends(shared.name)
+    postgres.stop()
+    postgres.start()
+    one.put("b")
+    assert one.until_idle() == LINGER_S
+    assert (one.counters.team_failed, one.worker.state().problem, len(shared.published())) == (0, "", 2)
+
+
+def test_pauses_grow_while_the_server_is_away_and_nothing_is_asked_meanwhile(
+    postgres: Postgres, steps: Callable[[str], Steps]
+) -> None:
+    one = steps(PUBLISHER)
+    postgres.stop()
+    one.put("a")
+    pauses: list[float] = []
+    for failures in range(1, 13):
+        pause_s = one.worker.step()
+        assert pause_s is not None
+        pauses.append(pause_s)
+        assert one.worker.step() == pause_s
+        assert one.counters.team_failed == failures
+        one.clock[0] += pause_s
+    assert pauses[0] <= 1.0
+    assert LONGEST_PAUSE_S / 2 <= pauses[-1] <= LONGEST_PAUSE_S
+    assert not one.worker.can_answer
+    postgres.start()
+    one.until_idle()
+    assert (one.worker.can_answer, one.worker.state().is_reached, len(one.queue)) == (True, True, 0)
+
+
+def test_tables_of_an_older_version_are_left_alone(
+    shared: TeamDatabase, steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "VERSIONS", (*module.VERSIONS, "9999"))
+    one = steps(PUBLISHER)
+    one.put("a")
+    one.worker.step()
+    problem = one.worker.state().problem
+    assert "older than this pygraphd; its owner runs: pygraphd team init" in problem
+    assert (len(one.queue), shared.published()) == (1, [])
+
+
+def test_a_record_that_the_server_refuses_keeps_no_other_back(
+    shared: TeamDatabase, steps: Callable[[str], Steps]
+) -> None:
+    one = steps(PUBLISHER)
+    shared.server.psql(
+        shared.name,
+        f"ALTER TABLE pygraphd.graph ADD CHECK (digest <> '{digest('b')}');",
+    )
+    one.put("a", "b", "c")
+    one.until_idle()
+    assert {graph for graph, _ in shared.published()} == {digest("a"), digest("c")}
+    assert (len(one.queue), one.worker.state().dropped) == (0, 1)
