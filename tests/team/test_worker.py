@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pygraphd.daemon.statistics import Counters
+from pygraphd.daemon.team import tables
 from pygraphd.daemon.team import worker as module
 from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.daemon.team.wanted import Wanted
@@ -17,7 +17,7 @@ from tests.support.record_requests import ENVIRONMENT, digest, record_request
 from tests.support.team import PUBLISHER, READER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pygraphd.schema.portable import Portable
@@ -27,16 +27,23 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.team
 
 
-@dataclass
 class Steps:
     """A worker that is not started, and what it is made of."""
 
-    worker: Worker
-    queue: Queue
-    wanted: Wanted
-    clock: list[float]
-    counters: Counters = field(default_factory=Counters)
-    delivered: list[Portable] = field(default_factory=list)
+    def __init__(self, url: str, queue_file: Path) -> None:
+        self.now = 1000.0
+        self.queue, self.wanted = Queue(queue_file), Wanted(self._clock)
+        self.counters = Counters()
+        self.delivered: list[Portable] = []
+        self.worker = Worker(
+            TeamUrl(url), self.queue, self.wanted, self.delivered.extend, self._count, self._clock
+        )
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _count(self, counted: Counters) -> None:
+        self.counters += counted
 
     def put(self, *names: str) -> None:
         self.queue.put(publications(record_request(names), 7, 1.0))
@@ -55,16 +62,7 @@ def steps(shared: TeamDatabase, tmp_path: Path) -> Iterator[Callable[[str], Step
     made: list[Steps] = []
 
     def make(role: str) -> Steps:
-        clock, counters, delivered = [1000.0], Counters(), list[Portable]()
-        queue, wanted = Queue(tmp_path / f"{len(made)}.db"), Wanted(lambda: clock[0])
-
-        def count(counted: Counters) -> None:
-            nonlocal counters
-            counters += counted
-
-        url = TeamUrl(shared.url(role))
-        worker = Worker(url, queue, wanted, delivered.extend, count, lambda: clock[0])
-        made.append(Steps(worker, queue, wanted, clock, counters, delivered))
+        made.append(Steps(shared.url(role), tmp_path / f"{len(made)}.db"))
         return made[-1]
 
     yield make
@@ -83,7 +81,7 @@ def test_all_is_published_and_the_connection_closed_after_a_while(
 
     sessions = "SELECT count(*) FROM pg_stat_activity WHERE usename = %s"
     assert postgres.execute("postgres", sessions, PUBLISHER) == [(1,)]
-    one.clock[0] += LINGER_S
+    one.now += LINGER_S
     assert one.until_idle() is None
     assert postgres.execute("postgres", sessions, PUBLISHER) == [(0,)]
 
@@ -126,7 +124,7 @@ def test_pauses_grow_while_the_server_is_away_and_nothing_is_asked_meanwhile(
         pauses.append(pause_s)
         assert one.worker.step() == pause_s
         assert one.counters.team_failed == failures
-        one.clock[0] += pause_s
+        one.now += pause_s
     assert pauses[0] <= 1.0
     assert LONGEST_PAUSE_S / 2 <= pauses[-1] <= LONGEST_PAUSE_S
     assert not one.worker.can_answer
@@ -138,7 +136,7 @@ def test_pauses_grow_while_the_server_is_away_and_nothing_is_asked_meanwhile(
 def test_tables_of_an_older_version_are_left_alone(
     shared: TeamDatabase, steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "VERSIONS", (*module.VERSIONS, "9999"))
+    monkeypatch.setattr(module, "VERSIONS", (*tables.VERSIONS, "9999"))
     one = steps(PUBLISHER)
     one.put("a")
     one.worker.step()
