@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
     )
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
+    _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))
     return made
 
 
@@ -136,6 +137,14 @@ def _add_lookup(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--seconds", type=positive, default=20, help="how long they ask (default 20)")
     command.add_argument("--prune", action="store_true", help="have a fifth of the entries pruned meanwhile")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _add_soak(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_soak)
+    command.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
+    command.add_argument("--clients", type=positive, default=64, help="at any time (default 64)")
+    command.add_argument("--rate", type=positive, default=150, help="requests a second of all (default 150)")
     command.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
@@ -237,3 +246,13 @@ def _lookup(options: argparse.Namespace) -> int:
     plan = LookupPlan(options.graphs, options.requests, options.entries, load, options.prune)
     print("\n".join(measure_lookup(plan, options.out.absolute())))
     return 0
+
+
+def _soak(options: argparse.Namespace) -> int:
+    from benchmarks.soak import Plan as SoakPlan
+    from benchmarks.soak import measure_soak
+
+    plan = SoakPlan(options.clients, options.rate, options.minutes * 60)
+    lines, is_kept = measure_soak(plan, options.out.absolute())
+    print("\n".join(lines))
+    return 0 if is_kept else 1

@@ -1,0 +1,69 @@
+"""What a running daemon takes of the machine: memory, descriptors, processor time, and bytes on disk."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from benchmarks.errors import BenchmarkError
+from pygraphd.daemon import control
+
+if TYPE_CHECKING:
+    from pygraphd.schema.locations import Locations
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Watched:
+    """One process, by pid. Every figure raises BenchmarkError once it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._folder = Path(f"/proc/{pid}")
+
+    @classmethod
+    def daemon(cls, locations: Locations) -> Self:
+        """Return the process that listens on a daemon's socket; raises BenchmarkError if there is none."""
+        peer = control.listener(locations.socket)
+        if peer is None:
+            raise BenchmarkError(f"nobody listens on {locations.socket}")
+        return cls(peer.pid)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all its threads so far, in seconds; the kernel counts hundredths."""
+        fields = self._read("stat").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    @property
+    def resident_bytes(self) -> int:
+        """Resident memory, files mapped into it included."""
+        return int(self._read("statm").split()[1]) * _PAGE
+
+    @property
+    def descriptors(self) -> int:
+        """The number of open descriptors."""
+        try:
+            return len(os.listdir(self._folder / "fd"))  # noqa: PTH208 - names are all that is needed
+        except OSError as error:
+            raise BenchmarkError(f"process {self.pid} has ended") from error
+
+    def _read(self, name: str) -> str:
+        try:
+            return (self._folder / name).read_text()
+        except OSError as error:
+            raise BenchmarkError(f"process {self.pid} has ended") from error
+
+
+def bytes_of(*files: Path) -> int:
+    """Return the length of some files together; one that is not there has none."""
+    return sum(_length(file) for file in files)
+
+
+def _length(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
