@@ -45,6 +45,9 @@ MAX_COUNT = 2**53
 MAX_SIZES = 64
 """Integer inputs by which a graph may be decided apart. A graph with more has one decision for all sizes."""
 _MAX_INT64 = 2**63 - 1
+MAX_HOST = 256
+"""Characters of a host's name."""
+MAX_UID = 2**32
 MAX_LEASE_S = 86_400.0
 MAX_JOB = 64
 """Characters of a job's name."""
@@ -180,9 +183,9 @@ class Entry:
 
     def __post_init__(self) -> None:
         check_digest("graph", self.graph)
-        check_text("host", self.host, maximum=256)
+        check_text("host", self.host, maximum=MAX_HOST)
         if self.uid is not None:
-            check_int("uid", self.uid, maximum=2**32)
+            check_int("uid", self.uid, maximum=MAX_UID)
         for name in ("cost_us", "host_us", "span_us"):
             if getattr(self, name) is not None:
                 check_number(name, getattr(self, name), maximum=MAX_MICROSECONDS)
@@ -228,7 +231,7 @@ class Origin:
     job: str = ""
 
     def __post_init__(self) -> None:
-        check_text("host", self.host, maximum=256)
+        check_text("host", self.host, maximum=MAX_HOST)
         check_text("version", self.version, maximum=64)
         check_text("job", self.job, maximum=MAX_JOB)
 
@@ -351,8 +354,8 @@ def _check_length(name: str, items: Sequence[object]) -> None:
         raise InvalidMessageError(f"{name}: {len(items)} items, at most {MAX_GRAPHS} allowed")
 
 
-def encode(message: Message) -> bytes:
-    """Return a message as compact JSON."""
+def encode(message: Message | Entry) -> bytes:
+    """Return a message, or an entry of one, as compact JSON."""
     # Many entries of an answer share one decision, and `dataclasses.asdict` of each took most of the time.
     decisions: dict[int, dict[str, Any]] = {}
 

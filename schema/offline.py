@@ -12,6 +12,7 @@ import json
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
 from pygraphd.schema.ownership import is_irregular
@@ -69,18 +70,26 @@ def read_entries(database: Path, request: LookupRequest) -> tuple[Entry, ...]:
         return select_entries(connection, request)
 
 
+Row = tuple[Any, ...]
+"""A row of `SELECT_DECISIONS`."""
+
+
 def select_entries(connection: sqlite3.Connection, request: LookupRequest) -> tuple[Entry, ...]:
     """Return the entries for a request from an open database; one that is not valid is left out. Raises sqlite3.Error."""
+    found = (_entry(*row) for row in select_rows(connection, request))
+    return tuple(entry for entry in found if entry is not None)
+
+
+def select_rows(connection: sqlite3.Connection, request: LookupRequest) -> list[Row]:
+    """Return the rows for a request from an open database; they may hold anything. Raises sqlite3.Error."""
     asked = (request.environment, json.dumps(request.graphs))
     try:
-        rows = connection.execute(SELECT_DECISIONS, asked).fetchall()
+        return connection.execute(SELECT_DECISIONS, asked).fetchall()
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
         connection.text_factory = _replacing  # text of one row is not UTF-8, which must not hide the others
-        rows = connection.execute(SELECT_DECISIONS, asked).fetchall()
-    found = (_entry(*row) for row in rows)
-    return tuple(entry for entry in found if entry is not None)
+        return connection.execute(SELECT_DECISIONS, asked).fetchall()
 
 
 def _replacing(text: bytes) -> str:
@@ -105,14 +114,14 @@ def _entry(
     span_us: float | None,
 ) -> Entry | None:
     try:
-        decision = _decision(deployment, reason, detail, against, against_detail, policy, final, calls)
+        decision = decision_of(deployment, reason, detail, against, against_detail, policy, final, calls)
         return Entry(graph, decision, uid, host, cost_us, measured_at, host_us, span_us)
     except ValueError:
         return None
 
 
 @functools.lru_cache(maxsize=1024)
-def _decision(
+def decision_of(
     deployment: str,
     reason: str,
     detail: str,
@@ -122,6 +131,7 @@ def _decision(
     final: int,
     calls: int,
 ) -> Decision:
+    """Return the decision that the columns of a row describe; raises ValueError."""
     # Few differ among the entries of a program, and making one takes longer than reading it.
     why, why_not_other = Reason(ReasonCode(reason), detail), Reason(ReasonCode(against), against_detail)
     return Decision(Deployment(deployment), why, policy, bool(final), calls, why_not_other)

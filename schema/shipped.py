@@ -22,10 +22,10 @@ from pygraphd.schema.ownership import open_regular
 from pygraphd.schema.portable import FORMAT_VERSION, MAX_LINE_BYTES, Header, Portable, json_line
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator
     from typing import BinaryIO
 
-    from pygraphd.schema.messages import LookupRequest
+    from pygraphd.schema.messages import Decision, LookupRequest
 
 VARIABLE = "PYGRAPHD_SHIPPED"
 PACKAGE, NONE = "package", "none"
@@ -94,20 +94,24 @@ class Shipped:
     graphs: frozenset[str] = frozenset()
     """The graphs of all environments."""
 
-    def below(self, request: LookupRequest, own: Sequence[Entry]) -> list[Known]:
-        """Return what is known of a request's graphs that `own` entries do not answer."""
+    def below(self, request: LookupRequest, answered: Collection[str]) -> list[Known]:
+        """Return what is known of those of a request's graphs that are not answered by entries of one's own."""
         if not self.known:
             return []
-        answered = {entry.graph for entry in own if not is_guess(entry)}
         found = (
             self.known.get((request.environment, each)) for each in request.graphs if each not in answered
         )
         return [each for each in found if each is not None]
 
 
-def is_guess(entry: Entry) -> bool:
-    """Whether an entry says no more than that a program ended early, so that a decision measured elsewhere tells more."""
-    return not entry.decision.final and entry.measured_at is None
+def answered(own: Iterable[Entry]) -> set[str]:
+    """Return the graphs that entries answer: all but guesses, since a decision measured elsewhere tells more than those."""
+    return {entry.graph for entry in own if not is_guess(entry.decision, entry.measured_at)}
+
+
+def is_guess(decision: Decision, measured_at: float | None) -> bool:
+    """Whether a decision says no more than that a program ended early."""
+    return not decision.final and measured_at is None
 
 
 def load(where: Path | None, graphs: Collection[str] | None = None) -> Shipped:

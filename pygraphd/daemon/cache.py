@@ -13,37 +13,35 @@ import logging
 import os
 import sqlite3
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from pygraphd.daemon import exchange, spool, statistics
+from pygraphd.daemon import exchange, spool
+from pygraphd.daemon.answers import Found
 from pygraphd.daemon.evicting import Eviction, Limits
 from pygraphd.daemon.leases import Holder, Leases
 from pygraphd.daemon.processes import Processes
 from pygraphd.daemon.pruning import PruneProgress, PruneRequest
-from pygraphd.daemon.reader import Found, Reader
+from pygraphd.daemon.reader import Reader
 from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.daemon.team.tier import Team
 from pygraphd.schema import shipped as shipping
 from pygraphd.schema.messages import (
-    Entry,
     LeaseAnswer,
     LeaseRequest,
-    LookupAnswer,
     LookupRequest,
     RecordAnswer,
     RecordRequest,
     decode,
 )
-from pygraphd.schema.portable import TEAM, ImportRequest
+from pygraphd.schema.portable import ImportRequest
 from pygraphd.schema.shipped import Shipped
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from pygraphd.daemon import queries
     from pygraphd.daemon.exchange import ImportAnswer
@@ -105,8 +103,8 @@ class Cache:
         self._writing_hits: asyncio.Task[None] | None = None
         self._ingesting: asyncio.Task[None] | None = None
 
-    async def lookup(self, body: bytes) -> LookupAnswer:
-        """Answer one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
+    async def lookup(self, body: bytes) -> bytes:
+        """Return the encoded answer to one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
         spooled = self.counters.spooled
         found = await self._found(body)
         if found.missing:
@@ -117,16 +115,15 @@ class Cache:
             found = await self._found(body)
         environment, asked = found.request.environment, len(found.request.graphs)
         if self.team.is_used:
-            unusable = (entry.graph for entry in found.entries if statistics.why_missed(entry) is not None)
-            self.team.want(environment, [*found.missing, *unusable])
+            self.team.want(environment, [*found.missing, *found.unusable])
         if self._loading is not None:
             await asyncio.wait({self._loading}, timeout=_SPOOL_S)
         found, shipped = found.above(self.shipped)
         self._count(found, shipped)
-        self._note_hits(environment, found.entries)
-        entries = found.entries + tuple(each.entry for each in shipped)
-        _log.debug("lookup in environment %.12s: %d of %d known", environment, len(entries), asked)
-        return LookupAnswer(environment, VERSION, entries)
+        self._note_hits(environment, found.texts)
+        known = len(found.texts) + len(shipped)
+        _log.debug("lookup in environment %.12s: %d of %d known", environment, known, asked)
+        return found.encode(shipped)
 
     async def ship(self, setting: str) -> None:
         """Read the exports that a setting asks for, on a thread of its own; lookups wait for it, but not for long."""
@@ -385,23 +382,24 @@ class Cache:
 
     def _count(self, found: Found, shipped: Sequence[Known]) -> None:
         environment, graphs = found.request.environment, found.request.graphs
-        reasons = Counter(why for why in map(statistics.why_missed, found.entries) if why is not None)
-        reasons.update(
+        hits = len(found.texts) - len(found.unusable)
+        reasons = list(found.unusable.values())
+        reasons += (
             "being_measured" if self._leases.is_held(environment, graph) else why
             for graph, why in found.missing.items()
         )
-        hits = [entry for entry in found.entries if statistics.why_missed(entry) is None]
-        self.counters += Counters(
-            lookups=1,
-            graphs=len(graphs),
-            hits=len(hits) + len(shipped),
-            misses=reasons.total(),
-            team_hits=sum(entry.host.startswith(TEAM) for entry in hits),
-            shipped_hits=len(shipped),
-            measuring_saved_s=sum(each.measuring_us for each in shipped) / 1e6,
-            recording_saved_s=sum(each.recording_us for each in shipped) / 1e6,
-            **reasons,
-        )
+        counters = self.counters
+        counters.lookups += 1
+        counters.graphs += len(graphs)
+        counters.hits += hits + len(shipped)
+        counters.team_hits += len(found.from_team)
+        counters.misses += len(reasons)
+        for why in reasons:
+            setattr(counters, why, getattr(counters, why) + 1)
+        if shipped:
+            counters.shipped_hits += len(shipped)
+            counters.measuring_saved_s += sum(each.measuring_us for each in shipped) / 1e6
+            counters.recording_saved_s += sum(each.recording_us for each in shipped) / 1e6
 
     async def _found(self, body: bytes) -> Found:
         if len(body) <= _SMALL_BYTES:
@@ -419,7 +417,7 @@ class Cache:
             if not self._has_checked:  # else each lookup would have the whole file read
                 self._has_checked = True
                 self._writing.submit(self._store.check)
-            return Found(request, (), dict.fromkeys(request.graphs, "unreadable"))
+            return Found(request, missing=dict.fromkeys(request.graphs, "unreadable"))
         self._note_read_fault(None)
         return found
 
@@ -468,10 +466,10 @@ class Cache:
         fault = [self._read_fault] if self._read_fault else []
         return [*self._store.problems(), *fault, *self.shipped.problems]
 
-    def _note_hits(self, environment: str, entries: tuple[Entry, ...]) -> None:
+    def _note_hits(self, environment: str, graphs: Iterable[str]) -> None:
         now = time.time()
-        for entry in entries:
-            self._note_hit(environment, entry.graph, 1, now)
+        for graph in graphs:
+            self._note_hit(environment, graph, 1, now)
         self._write_hits_later()
 
     def _note_hit(self, environment: str, graph: str, count: int, last: float) -> None:

@@ -1,4 +1,4 @@
-"""The connections of the daemon's socket: their number, their idle time, and the end of one half.
+"""The connections of the daemon's socket: their requests one after the other, their number, their idle time, and the end of one half.
 
 A connection costs a descriptor, and whoever may connect could take all of them. Each user has a limit; at the limit a new
 connection ends the one that has been idle longest.
@@ -7,22 +7,21 @@ connection ends the one that has been idle longest.
 from __future__ import annotations
 
 import asyncio
-import functools
-import json
+import enum
 import logging
 import resource
 import select
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from aiohttp import StreamReader, web
-
+from pygraphd.daemon import http
 from pygraphd.daemon.peer import Peer, peer_of, why_refused
+from pygraphd.schema.messages import MAX_BODY_BYTES
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
 _log = logging.getLogger(__name__)
 
@@ -60,113 +59,262 @@ def limits_of_process() -> Limits:
     return Limits(connections=max(min(Limits().connections, (soft - _OTHER_FILES - _STRANGERS) // 2), 1))
 
 
-class Connection(web.RequestHandler):
-    """One client's connection. `cut_body`: the body of a request whose client closed its half before the end of it."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, whose body is there as a whole."""
 
-    __slots__ = ("_abort", "_body", "_table", "cut_body", "peer")
+    method: str
+    path: str
+    body: bytes
+    connection: Connection
 
-    def __init__(self, server: web.Server, table: Connections) -> None:
-        limits = table.limits
-        super().__init__(
-            server,
-            loop=asyncio.get_running_loop(),
-            access_log=None,  # type: ignore[arg-type] # none, as the runner passes it
-            tcp_keepalive=False,
-            keepalive_timeout=limits.idle_s,
-            lingering_time=min(limits.request_s, 10.0),
-        )
-        self._table = table
-        self._abort: asyncio.TimerHandle | None = None
-        self._body: StreamReader | None = None
-        self.cut_body: StreamReader | None = None
+    @property
+    def peer(self) -> Peer:
+        """The process that sent it."""
+        return self.connection.peer
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What answers requests: `refuse` by the head alone (method, path, peer), where it can tell; `answer` the others."""
+
+    refuse: Callable[[str, str, Peer], http.Response | None]
+    answer: Callable[[Request], Awaitable[http.Response]]
+    count_invalid: Callable[[], None]
+
+
+class _State(enum.Enum):
+    HEAD = enum.auto()
+    """No request is here, or not all of its head."""
+    BODY = enum.auto()
+    SERVING = enum.auto()
+    ENDING = enum.auto()
+    """The last answer has been written. What comes in is dropped, so that the client, which may send still, can read it."""
+
+
+class Connection(asyncio.Protocol):
+    """One client's connection, which serves one request at a time."""
+
+    __slots__ = (
+        *(
+            "_buffer",
+            "_deadline",
+            "_has_ended",
+            "_head",
+            "_is_blocked",
+            "_listener",
+            "_loop",
+            "_state",
+            "_task",
+        ),
+        *("_timer", "_transport", "peer"),
+    )
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._loop = listener.loop
+        self._transport: asyncio.Transport | None = None
+        self._state = _State.HEAD
+        self._buffer = bytearray()
+        self._head: http.Head | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._has_ended = False
+        self._is_blocked = False
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.peer = Peer(0, 0)
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is here, be it for the first or for the next one."""
-        return self._waiter is not None and not self._waiter.done()
+        return self._state is _State.HEAD
 
     @property
     def is_gone(self) -> bool:
         """Whether the client has closed both halves, as one whose deadline has passed does: nobody takes an answer."""
-        if self.transport is None:
+        if self._transport is None or self._transport.is_closing():
             return True
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), 0)
+        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
         return any(event & select.POLLHUP for _, event in poll.poll(0))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the peer's credentials, and count the connection; refuse it if there are too many."""
-        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(0)
         self.peer = peer_of(transport.get_extra_info("socket"))
-        if not self._table.admit(self):
-            assert self.transport is not None
-            self.transport.write(_TOO_MANY)
-            self.force_close()
+        self._listener.open.add(self)
+        self._limit(self._listener.table.limits.idle_s)
+        if not self._listener.table.admit(self):
+            self._has_ended = True
+            self._end(_TOO_MANY)
 
-    def connection_lost(self, exc: BaseException | None) -> None:
-        """Forget the connection."""
-        self._table.forget(self)
-        if self._abort is not None:
-            self._abort.cancel()
-        super().connection_lost(exc)
+    def connection_lost(self, _error: BaseException | None) -> None:
+        """Forget the connection. What is being done for it goes on, and nobody takes the answer."""
+        self._transport = None
+        self._listener.table.forget(self)
+        self._listener.open.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and note the body that is about to come."""
-        super().data_received(data)
-        if self._messages:
-            self._body = self._messages[-1][1]
+        """Take what came, and begin to serve a request that is complete."""
+        if self._state is _State.ENDING:
+            return
+        self._buffer += data
+        if self._state is not _State.SERVING and not self._is_blocked:
+            self._go_on()
+        elif self._transport is not None and len(self._buffer) > http.MAX_HEAD_BYTES:
+            self._transport.pause_reading()  # else requests that wait for the one before fill the memory
 
-    def eof_received(self) -> bool | None:  # type: ignore[override] # asyncio takes a result, which aiohttp's lacks
+    def eof_received(self) -> bool:
         """Keep our half open for the answer if a request is being served; else close the connection."""
-        if self.is_idle:
-            return None
-        if self._body is not None and not self._body.is_eof():
-            # No exception: aiohttp, too, waits for the end of a body that no handler has read.
-            self.cut_body = self._body
-            self._body.feed_eof()
-        self.close()
-        return True
+        self._has_ended = True
+        if self._state is _State.BODY:
+            self._refuse(HTTPStatus.BAD_REQUEST, "the request ended early")
+        return self._state is _State.SERVING
 
     def pause_writing(self) -> None:
-        """Give a client some time to take its answer."""
-        super().pause_writing()
-        transport = self.transport
-        if isinstance(transport, asyncio.Transport):
-            loop = asyncio.get_running_loop()
-            self._abort = loop.call_later(self._table.limits.request_s, transport.abort)
+        """Serve no more requests until the client has taken its answer, for which it has some time."""
+        self._is_blocked = True
+        self._limit(self._listener.table.limits.request_s)
 
     def resume_writing(self) -> None:
-        """Note that the client takes its answer."""
-        if self._abort is not None:
-            self._abort.cancel()
-            self._abort = None
-        super().resume_writing()
+        """Go on with what was sent meanwhile."""
+        self._is_blocked = False
+        if self._state is _State.HEAD:
+            self._limit(self._listener.table.limits.idle_s)
+            self._go_on()
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Answer what is not HTTP, in the form of all errors, and log it in one line."""
-        reason = " ".join((message or str(exc) or HTTPStatus(status).phrase).split())[:200]
-        _log.warning("not served, status %d: %s", status, reason)
-        self._table.count_invalid()
-        if request.writer.output_size > 0:
-            raise ConnectionError("a part of the answer has been sent already")
-        response = web.Response(status=status, body=error_body(reason), content_type="application/json")
-        response.force_close()
-        return response
+    def abort(self) -> None:
+        """Close the connection, and leave what is being done for it."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def end(self) -> None:
+        """Close the connection once its request, if there is one, has been answered."""
+        self._has_ended = True
+        if self._state is _State.HEAD and self._transport is not None:
+            self._transport.close()
+
+    def _go_on(self) -> None:
+        """Read as much of a request as is here."""
+        try:
+            if self._state is _State.HEAD and not self._read_head():
+                return
+        except http.RefusedError as error:
+            _log.warning("not served, status %d: %s", error.status, error)
+            self._refuse(error.status, str(error))
+            return
+        head = self._head
+        if head is None or self._state is not _State.BODY:
+            return
+        if len(self._buffer) < head.length:
+            if self._transport is not None:
+                self._transport.resume_reading()
+                if head.expects and not self._buffer:
+                    self._transport.write(http.CONTINUE)
+            if self._deadline is None:
+                self._limit(self._listener.table.limits.request_s)
+        else:
+            body = bytes(self._buffer[: head.length])
+            del self._buffer[: head.length]
+            self._state = _State.SERVING
+            self._deadline = None
+            self._task = self._loop.create_task(self._serve(head, body))
+
+    def _read_head(self) -> bool:
+        """Take a head out of the buffer, and answer it if no body is needed for that; return whether the body is next. Raises RefusedError."""
+        end = self._buffer.find(http.END_OF_HEAD, 0, http.MAX_HEAD_BYTES)
+        if end < 0:
+            http.check_beginning(self._buffer)
+            if self._transport is not None:
+                self._transport.resume_reading()
+            return False
+        head = self._head = http.parse_head(bytes(self._buffer[:end]))
+        del self._buffer[: end + len(http.END_OF_HEAD)]
+        self._listener.table.used(self)
+        if (refusal := self._listener.service.refuse(head.method, head.path, self.peer)) is not None:
+            self._end(refusal)
+            return False
+        if head.length > MAX_BODY_BYTES:
+            raise http.RefusedError(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of over {MAX_BODY_BYTES} bytes"
+            )
+        self._state = _State.BODY
+        self._deadline = None
+        return True
+
+    async def _serve(self, head: http.Head, body: bytes) -> None:
+        response = await self._listener.service.answer(Request(head.method, head.path, body, self))
+        self._task = None
+        self._answer(response)
+
+    def _answer(self, response: http.Response) -> None:
+        """Send an answer, and go on with the next request unless this one was the last or went wrong."""
+        head, transport = self._head, self._transport
+        if transport is None:
+            return
+        if head is None or not head.keep_alive or self._has_ended or response.status is not HTTPStatus.OK:
+            self._end(response)
+            return
+        self._state, self._head = _State.HEAD, None
+        self._limit(self._listener.table.limits.idle_s)
+        transport.write(response.encode(keep_alive=True))
+        if self._buffer:
+            self._loop.call_soon(self.data_received, b"")
+
+    def _refuse(self, status: HTTPStatus, reason: str) -> None:
+        self._listener.service.count_invalid()
+        self._end(http.error(status, reason))
+
+    def _end(self, response: http.Response) -> None:
+        """Send the last answer."""
+        transport = self._transport
+        if transport is None:
+            return
+        is_read = self._state is _State.SERVING
+        self._state = _State.ENDING
+        self._buffer.clear()
+        self._limit(self._listener.table.limits.request_s)
+        transport.write(response.encode(keep_alive=False))
+        if is_read or self._has_ended:
+            transport.close()  # once the answer is out
+        elif transport.can_write_eof():
+            # A client that is still sending would find its connection broken, and not read the answer.
+            transport.write_eof()
+
+    def _limit(self, seconds: float) -> None:
+        """Let the present state last for some seconds, and then end the connection."""
+        self._deadline = self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._deadline, self._look)
+
+    def _look(self) -> None:
+        # One timer for all limits: most connections are over before it, and need no other.
+        self._timer = None
+        if self._deadline is None or self._transport is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._timer = self._loop.call_at(self._deadline, self._look)
+        elif self._state is _State.BODY:
+            limit_s = self._listener.table.limits.request_s
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the body did not come within {limit_s:g} s")
+        else:
+            self.abort()
 
 
 class Connections:
     """All open connections, by user, in the order in which they were last used."""
 
-    def __init__(self, limits: Limits, count_invalid: Callable[[], None]) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.count_invalid = count_invalid
         self._open: dict[int | None, dict[Connection, None]] = {}
 
     def admit(self, connection: Connection) -> bool:
@@ -178,7 +326,7 @@ class Connections:
                 _log.warning("uid %d has %d connections, and no more are served", connection.peer.uid, most)
                 return False
             del group[idle]
-            idle.force_close()
+            idle.abort()
         group[connection] = None
         return True
 
@@ -200,45 +348,40 @@ class Connections:
         return self._open.setdefault(None if refused else peer.uid, {}), most
 
 
-def error_body(reason: str) -> bytes:
-    """Return the body of every answer that is no success."""
-    return json.dumps({"error": reason}).encode()
-
-
-def _raw_answer(status: HTTPStatus, reason: str) -> bytes:
-    body = error_body(reason)
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-_TOO_MANY = _raw_answer(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections of this user")
+_TOO_MANY = http.error(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections of this user")
 
 
 class Listener:
-    """Accepts connections for an application, from `listen` to `close`."""
+    """Accepts connections for a service, from `listen` to `close`."""
 
-    def __init__(self, application: web.Application, table: Connections, end_s: float) -> None:
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=end_s)
-        self._table = table
+    def __init__(self, service: Service, table: Connections, end_s: float) -> None:
+        self.service = service
+        self.table = table
+        self.open: set[Connection] = set()
+        self.loop = asyncio.get_running_loop()
+        self._end_s = end_s
         self._listening: asyncio.Server | None = None
 
     async def listen(self, bound: socket.socket) -> None:
         """Accept on a bound socket, and no more on the one before it."""
-        if (server := self._runner.server) is None:
-            await self._runner.setup()
-            server = self._runner.server
-        assert server is not None
-        before, factory = self._listening, functools.partial(Connection, server, self._table)
-        loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(factory, sock=bound, backlog=_BACKLOG)
+        before = self._listening
+        self._listening = await self.loop.create_server(
+            lambda: Connection(self), sock=bound, backlog=_BACKLOG
+        )
         if before is not None:
             before.close()
 
     async def close(self) -> None:
-        """Accept no more; end each connection when its request has been answered."""
+        """Accept no more; end each connection when its request has been answered, or after some seconds."""
         if self._listening is not None:
             self._listening.close()
-        await self._runner.cleanup()
+        for connection in list(self.open):
+            connection.end()
+        end = self.loop.time() + self._end_s
+        while self.open and self.loop.time() < end:
+            await asyncio.sleep(_LOOK_S)
+        for connection in list(self.open):
+            connection.abort()
+
+
+_LOOK_S = 0.02

@@ -6,17 +6,14 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
+from pygraphd.daemon.http import Response
 from pygraphd.daemon.statistics import MISSES, Counters
 from pygraphd.daemon.team.state import TeamState
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Callable, Iterator
 
     from pygraphd.daemon.connections import Listener
-
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 PATH = "/metrics"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,9 +56,9 @@ def metrics_text(state: State) -> str:
     return "".join(f"{line}\n" for line in _lines(state))
 
 
-def response(state: State) -> web.Response:
+def response(state: State) -> Response:
     """Return the answer to `GET /metrics`."""
-    return web.Response(body=metrics_text(state).encode(), headers={"Content-Type": _TYPE})
+    return Response(metrics_text(state).encode(), content_type=_TYPE)
 
 
 def _lines(state: State) -> Iterator[str]:

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.daemon import database_files, statistics
+from pygraphd.daemon import answers, database_files, statistics
 from pygraphd.schema import offline
-from pygraphd.schema.messages import Entry, LookupRequest
 
 if TYPE_CHECKING:
     import sqlite3
     from pathlib import Path
 
-    from pygraphd.schema.shipped import Known, Shipped
+    from pygraphd.daemon.answers import Found
+    from pygraphd.schema.messages import LookupRequest
 
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to one lookup. `missing` has, by graph, the counter of the reason why nothing was found."""
-
-    request: LookupRequest
-    entries: tuple[Entry, ...]
-    missing: dict[str, str]
-
-    def above(self, shipped: Shipped) -> tuple[Found, list[Known]]:
-        """Return the answer without what shipped decisions are better than, and these."""
-        below = shipped.below(self.request, self.entries)
-        if not below and not self.missing:
-            return self, below
-        better = {each.entry.graph for each in below}
-        entries = tuple(entry for entry in self.entries if entry.graph not in better)
-        missing = {
-            graph: "other_environment" if why == "unknown" and graph in shipped.graphs else why
-            for graph, why in self.missing.items()
-            if graph not in better
-        }
-        return Found(self.request, entries, missing), below
+_CACHE_KIB = 16_384
+"""Enough for the inner pages of a million entries' indices, which SQLite's own 2 MB would read again and again."""
 
 
 class Reader:
@@ -47,25 +26,25 @@ class Reader:
         self._connection: sqlite3.Connection | None = None
         self._identity: database_files.FileIdentity | None = None
 
-    def lookup(self, request: LookupRequest) -> tuple[Entry, ...]:
-        """Return the entries that are there; none if there is no database. Raises sqlite3.Error."""
+    def find(self, request: LookupRequest) -> Found:
+        """Return the entries that are there, none if there is no database, and why the others are not. Raises sqlite3.Error."""
+        found = answers.found_in(request, self._rows(request))
+        missing = [graph for graph in request.graphs if graph not in found.texts]
+        elsewhere = self._known_elsewhere(missing)
+        for graph in missing:
+            found.missing[graph] = "other_environment" if graph in elsewhere else "unknown"
+        return found
+
+    def _rows(self, request: LookupRequest) -> list[offline.Row]:
         identity = database_files.identity(self._path)
         if identity != self._identity or self._connection is None:
             self.close()
             if identity is None:
-                return ()
+                return []
             self._connection = offline.connect(self._path)
+            self._connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             self._identity = identity
-        return offline.select_entries(self._connection, request)
-
-    def find(self, request: LookupRequest) -> Found:
-        """Return the entries that are there, and why the others are not. Raises sqlite3.Error."""
-        entries = self.lookup(request)
-        found = {entry.graph for entry in entries}
-        missing = [graph for graph in request.graphs if graph not in found]
-        elsewhere = self._known_elsewhere(missing)
-        reasons = {graph: "other_environment" if graph in elsewhere else "unknown" for graph in missing}
-        return Found(request, entries, reasons)
+        return offline.select_rows(self._connection, request)
 
     def _known_elsewhere(self, graphs: list[str]) -> frozenset[str]:
         if self._connection is None or not graphs:

@@ -5,8 +5,8 @@ Knows nothing of processes, locks or SQL: see `process` and `cache`.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -14,10 +14,9 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from aiohttp import web
-
 from pygraphd.daemon import metrics
-from pygraphd.daemon.connections import Connection, Connections, Limits, Listener, error_body
+from pygraphd.daemon.connections import Connections, Limits, Listener, Service
+from pygraphd.daemon.http import Response, error
 from pygraphd.daemon.peer import why_refused
 from pygraphd.daemon.store import DiskFullError, StoreError
 from pygraphd.schema.checks import InvalidMessageError
@@ -26,7 +25,6 @@ from pygraphd.schema.messages import (
     IMPORT_PATH,
     LEASE_PATH,
     LOOKUP_PATH,
-    MAX_BODY_BYTES,
     RECORD_PATH,
     REDERIVE_PATH,
     Ping,
@@ -35,13 +33,14 @@ from pygraphd.schema.messages import (
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from pygraphd.config import Config
     from pygraphd.daemon.cache import Cache
+    from pygraphd.daemon.connections import Request
     from pygraphd.daemon.peer import Peer
 
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    Handler = Callable[[Request], Awaitable[Response]]
 
 _log = logging.getLogger(__name__)
 
@@ -56,137 +55,125 @@ class Server:
         self._cache = cache
         self.config = config
         self.metrics_port = metrics.Port(self._metrics_listener)
-        self._connections = Connections(limits or Limits(), self._count_invalid)
+        self._connections = Connections(limits or Limits())
         self._started = time.monotonic()
         self._started_at = time.time()
         self.last_used = self._started
         """`time.monotonic()` of the last request but pings and statistics, which keep no daemon alive."""
 
     def listener(self) -> Listener:
-        """Return what accepts connections for these handlers."""
-        return Listener(self._application(), self._connections, _SHUTDOWN_S)
-
-    def _application(self) -> web.Application:
-        application = web.Application(
-            middlewares=[self._answer_errors, self._admit], client_max_size=MAX_BODY_BYTES
-        )
-        application.add_routes(
-            [
-                web.get("/v1/ping", self._ping),
-                web.post(LOOKUP_PATH, self._lookup),
-                web.post(RECORD_PATH, self._record),
-                web.post(LEASE_PATH, self._lease),
-                web.get("/v1/stats", self._stats),
-                web.post("/v1/stats/zero", self._zero_stats),
-                web.post("/v1/prune", self._prune),
-                web.post(REDERIVE_PATH, self._rederive),
-                web.post(IMPORT_PATH, self._import),
-                web.get(metrics.PATH, self._metrics),
-            ]
-        )
-        return application
+        """Return what accepts connections for these handlers; called on the event loop."""
+        handlers: dict[str, tuple[str, Handler]] = {
+            "/v1/ping": ("GET", self._ping),
+            LOOKUP_PATH: ("POST", self._lookup),
+            RECORD_PATH: ("POST", self._record),
+            LEASE_PATH: ("POST", self._lease),
+            "/v1/stats": ("GET", self._stats),
+            "/v1/stats/zero": ("POST", self._zero_stats),
+            "/v1/prune": ("POST", self._prune),
+            REDERIVE_PATH: ("POST", self._rederive),
+            IMPORT_PATH: ("POST", self._import),
+            metrics.PATH: ("GET", self._metrics),
+        }
+        return self._listener(handlers, self._why_refused)
 
     def _metrics_listener(self) -> Listener:
         """Return what accepts connections of anybody on this host: it serves numbers only, and few at a time."""
-        application = web.Application(middlewares=[self._answer_errors])
-        application.add_routes([web.get(metrics.PATH, self._metrics)])
-        return Listener(application, self._connections, _SHUTDOWN_S)
+        return self._listener({metrics.PATH: ("GET", self._metrics)}, lambda _peer: None)
 
-    @web.middleware
-    async def _answer_errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn every error into JSON with a reason, and count it."""
+    def _listener(
+        self, handlers: dict[str, tuple[str, Handler]], why_not: Callable[[Peer], str | None]
+    ) -> Listener:
+        service = Service(
+            functools.partial(self._refuse, handlers, why_not),
+            functools.partial(self._answer, handlers),
+            self._count_invalid,
+        )
+        return Listener(service, self._connections, _SHUTDOWN_S)
+
+    def _refuse(
+        self,
+        handlers: dict[str, tuple[str, Handler]],
+        why_not: Callable[[Peer], str | None],
+        method: str,
+        path: str,
+        peer: Peer,
+    ) -> Response | None:
+        """Return the answer to a request that needs no look at its body."""
+        if reason := why_not(peer):
+            self._cache.counters.refused += 1
+            _log.warning("%s refused: %s", path, reason)
+            return error(HTTPStatus.FORBIDDEN, reason)
+        known = handlers.get(path)
+        if known is not None and known[0] == method:
+            return None
+        self._count_invalid()
+        status = HTTPStatus.NOT_FOUND if known is None else HTTPStatus.METHOD_NOT_ALLOWED
+        return error(status, status.phrase)
+
+    @staticmethod
+    def _why_refused(peer: Peer) -> str | None:
+        return why_refused(peer)
+
+    async def _answer(self, handlers: dict[str, tuple[str, Handler]], request: Request) -> Response:
+        """Answer a request; an error becomes JSON with a reason, and is counted."""
         counters = self._cache.counters
+        if request.connection.is_gone:
+            # Under load the others would wait for it, and a record would be stored that its client has left in the spool.
+            counters.invalid += 1
+            return error(HTTPStatus.BAD_REQUEST, "the client is gone")
         try:
-            return await handler(request)
-        except InvalidMessageError as error:
+            return await handlers[request.path][1](request)
+        except InvalidMessageError as problem:
             counters.invalid += 1
-            _log.warning("%s refused: %s", request.path, error)
-            return _error(HTTPStatus.BAD_REQUEST, str(error))
-        except web.HTTPException as error:
-            counters.invalid += 1
-            return _error(error.status, error.text or error.reason)
-        except ConnectionResetError:
-            # The client hung up in the middle of its request, as one with a deadline may.
-            counters.invalid += 1
-            return _error(HTTPStatus.BAD_REQUEST, "the request ended early")
-        except web.RequestPayloadError as error:
-            counters.invalid += 1
-            return _error(HTTPStatus.BAD_REQUEST, f"the body is not what its headers say: {error}")
-        except DiskFullError as error:
+            _log.warning("%s refused: %s", request.path, problem)
+            return error(HTTPStatus.BAD_REQUEST, str(problem))
+        except DiskFullError as problem:
             counters.failed += 1
-            return _error(HTTPStatus.INSUFFICIENT_STORAGE, str(error))
-        except StoreError as error:
+            return error(HTTPStatus.INSUFFICIENT_STORAGE, str(problem))
+        except StoreError as problem:
             counters.failed += 1
-            return _error(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+            return error(HTTPStatus.SERVICE_UNAVAILABLE, str(problem))
         except Exception:  # noqa: BLE001 - one request's fault must not take the others' daemon with it
             counters.failed += 1
             _log.exception("%s %s", request.method, request.path)
-            return _error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in pygraphd; its log says more")
-
-    @web.middleware
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Admit requests of our own user and of root only."""
-        connection = _connection(request)
-        self._connections.used(connection)
-        if connection.is_gone:
-            # Under load the others would wait for it, and a record would be stored that its client has left in the spool.
-            raise ConnectionResetError("the client is gone")
-        if reason := why_refused(connection.peer):
-            self._cache.counters.refused += 1
-            _log.warning("%s refused: %s", request.path, reason)
-            return _error(HTTPStatus.FORBIDDEN, reason)
-        return await handler(request)
-
-    async def _body(self, request: web.Request) -> bytes:
-        """Return the body; raises ConnectionResetError if it was cut off, HTTPRequestTimeout if it does not come in time."""
-        limit_s = self._connections.limits.request_s
-        try:
-            async with asyncio.timeout(limit_s):
-                body = await request.read()
-        except TimeoutError as error:
-            raise web.HTTPRequestTimeout(text=f"the body did not come within {limit_s:g} s") from error
-        if _connection(request).cut_body is request.content:
-            raise ConnectionResetError("the client has closed its half")
-        return body
+            return error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in pygraphd; its log says more")
 
     def _count_invalid(self) -> None:
         self._cache.counters.invalid += 1
 
-    def _note_use(self, request: web.Request) -> None:
+    def _note_use(self, peer: Peer) -> None:
         self.last_used = time.monotonic()
-        self._cache.processes.note(_peer(request))
+        self._cache.processes.note(peer)
 
-    async def _ping(self, _request: web.Request) -> web.Response:
-        return _json(encode(Ping("pygraphd", VERSION, API_VERSION, os.getpid(), CAPABILITIES)))
+    async def _ping(self, _request: Request) -> Response:
+        return Response(encode(Ping("pygraphd", VERSION, API_VERSION, os.getpid(), CAPABILITIES)))
 
-    async def _lookup(self, request: web.Request) -> web.Response:
-        self._note_use(request)
-        return _json(encode(await self._cache.lookup(await self._body(request))))
+    async def _lookup(self, request: Request) -> Response:
+        self._note_use(request.peer)
+        return Response(await self._cache.lookup(request.body))
 
-    async def _record(self, request: web.Request) -> web.Response:
-        self._note_use(request)
-        return _json(encode(await self._cache.record(await self._body(request), _peer(request))))
+    async def _record(self, request: Request) -> Response:
+        self._note_use(request.peer)
+        return Response(encode(await self._cache.record(request.body, request.peer)))
 
-    async def _lease(self, request: web.Request) -> web.Response:
-        self._note_use(request)
-        return _json(encode(self._cache.lease(await self._body(request), _peer(request))))
+    async def _lease(self, request: Request) -> Response:
+        self._note_use(request.peer)
+        return Response(encode(self._cache.lease(request.body, request.peer)))
 
-    async def _prune(self, request: web.Request) -> web.Response:
+    async def _prune(self, request: Request) -> Response:
         self.last_used = time.monotonic()
-        answer = await self._cache.prune(await self._body(request))
-        return _json(json.dumps(answer.as_json()).encode())
+        return _json((await self._cache.prune(request.body)).as_json())
 
-    async def _rederive(self, request: web.Request) -> web.Response:
+    async def _rederive(self, request: Request) -> Response:
         self.last_used = time.monotonic()
-        answer = await self._cache.rederive(await self._body(request))
-        return _json(json.dumps(answer.as_json()).encode())
+        return _json((await self._cache.rederive(request.body)).as_json())
 
-    async def _import(self, request: web.Request) -> web.Response:
+    async def _import(self, request: Request) -> Response:
         self.last_used = time.monotonic()
-        answer = await self._cache.add_imported(await self._body(request), _peer(request))
-        return _json(json.dumps(answer.as_json()).encode())
+        return _json((await self._cache.add_imported(request.body, request.peer)).as_json())
 
-    async def _stats(self, _request: web.Request) -> web.Response:
+    async def _stats(self, _request: Request) -> Response:
         entries, problems = await self._describe()
         ever = await self._cache.statistics()
         processes, left_out = self._cache.processes.describe()
@@ -205,10 +192,9 @@ class Server:
             "processes_left_out": left_out,
             **dataclasses.asdict(self._cache.counters),
         }
-        return _json(json.dumps(stats).encode())
+        return _json(stats)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        self._connections.used(_connection(request))
+    async def _metrics(self, _request: Request) -> Response:
         entries, problems = await self._describe()
         size = await self._cache.size()
         state = metrics.State(
@@ -227,24 +213,10 @@ class Server:
         port = self.metrics_port.problem
         return entries, [*problems, port] if port else problems
 
-    async def _zero_stats(self, _request: web.Request) -> web.Response:
+    async def _zero_stats(self, _request: Request) -> Response:
         await self._cache.zero_statistics()
-        return _json(b'{"schema": 1}')
+        return _json({"schema": 1})
 
 
-def _connection(request: web.Request) -> Connection:
-    connection = request.protocol
-    assert isinstance(connection, Connection)
-    return connection
-
-
-def _peer(request: web.Request) -> Peer:
-    return _connection(request).peer
-
-
-def _json(body: bytes) -> web.Response:
-    return web.Response(body=body, content_type="application/json")
-
-
-def _error(status: int, reason: str) -> web.Response:
-    return web.Response(status=status, body=error_body(reason), content_type="application/json")
+def _json(values: Mapping[str, object]) -> Response:
+    return Response(json.dumps(values).encode())

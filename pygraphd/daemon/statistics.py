@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from typing import Self
 
-    from pygraphd.schema.messages import Entry
+    from pygraphd.schema.messages import Decision
 
 SINCE = "since"
 """The row of `statistic` with the time, in seconds since the epoch, from which the others are counted."""
@@ -104,14 +104,14 @@ class Stored:
         return {SINCE: self.since, **dataclasses.asdict(self.counters)}
 
 
-def why_missed(entry: Entry) -> str | None:
-    """Return the counter of the reason why a program cannot use an entry that was found; None if it can.
+def why_missed(decision: Decision) -> str | None:
+    """Return the counter of the reason why a program cannot use a decision that was found; None if it can.
 
     A program may have reasons of its own, as `PYGRAPH_MAX_AGE`, which the daemon does not know.
     """
-    if not entry.decision.final:
+    if not decision.final:
         return "provisional"
-    return None if entry.decision.policy == POLICY_VERSION else "other_policy"
+    return None if decision.policy == POLICY_VERSION else "other_policy"
 
 
 def known_elsewhere(connection: sqlite3.Connection, graphs: Iterable[str]) -> frozenset[str]:

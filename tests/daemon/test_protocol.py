@@ -96,7 +96,7 @@ def test_rows_carry_the_peers_uid(home: Home, make_request: Callable[..., Record
             "/v3/record",
             b" " * (MAX_BODY_BYTES + 1),
             413,
-            "Maximum request body size 4194304 exceeded",
+            "a body of over 4194304 bytes",
         ),
     ],
 )

@@ -14,7 +14,6 @@ HEAVY = {
     "numpy",
     "sqlalchemy",
     "alembic",
-    "aiohttp",
     "typer",
     "rich",
     "filelock",
@@ -79,4 +78,4 @@ def test_switched_on_import_of_torch_still_imports_no_compiler() -> None:
 
     assert "pygraphd.client.hook" in imported
     assert "torch._inductor.compile_fx" not in imported
-    assert not imported & {"sqlalchemy", "alembic", "aiohttp", "typer", "rich", "filelock"}
+    assert not imported & {"sqlalchemy", "alembic", "typer", "rich", "filelock"}

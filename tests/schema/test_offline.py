@@ -20,11 +20,13 @@ from pygraphd.schema.messages import (
     Entry,
     Graph,
     Kind,
+    LookupAnswer,
     LookupRequest,
     Measurement,
     Origin,
     Record,
     RecordRequest,
+    decode,
 )
 from pygraphd.schema.reasons import Reason, ReasonCode
 
@@ -109,7 +111,8 @@ def test_a_lookup_goes_by_indexes_alone(filled: Path) -> None:
 def test_agrees_with_the_daemons_lookup(filled: Path) -> None:
     request = LookupRequest(_HERE.digest(), tuple(_DIGESTS[1:]))
     reader = Reader(filled)
-    assert set(offline.read_entries(filled, request)) == set(reader.lookup(request))
+    answer = decode(LookupAnswer, reader.find(request).encode())
+    assert set(offline.read_entries(filled, request)) == set(answer.entries)
     reader.close()
 
 

@@ -54,7 +54,7 @@ def test_a_missing_script_is_a_usage_error(tmp_path: Path, words: list[str], mes
 def test_nothing_heavy_is_imported_on_the_way(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom pygraphd.cli import main\ntry:\n    main(['run'])\nexcept SystemExit:\n    pass\n"
-        "print([name for name in ('typer', 'rich', 'sqlalchemy', 'aiohttp', 'torch') if name in sys.modules])"
+        "print([name for name in ('typer', 'rich', 'sqlalchemy', 'torch') if name in sys.modules])"
     )
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path

@@ -16,7 +16,15 @@ from pygraphd.daemon.reader import Reader
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.locations import locate
-from pygraphd.schema.messages import LeaseRequest, LookupRequest, RecordRequest, encode
+from pygraphd.schema.messages import (
+    Entry,
+    LeaseRequest,
+    LookupAnswer,
+    LookupRequest,
+    RecordRequest,
+    decode,
+    encode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,6 +52,10 @@ def _lookup_of(request: RecordRequest) -> bytes:
     return encode(LookupRequest(request.environment.digest(), tuple(r.graph.digest for r in request.records)))
 
 
+async def _entries(cache: Cache, body: bytes) -> tuple[Entry, ...]:
+    return decode(LookupAnswer, await cache.lookup(body)).entries
+
+
 def _hits(database: Path) -> list[tuple[int]]:
     connection = sqlite3.connect(database)
     try:
@@ -56,11 +68,11 @@ def test_a_lookup_finds_what_was_recorded_and_counts(
     tmp_path: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
     async def use(cache: Cache) -> None:
-        before = await cache.lookup(_lookup_of(make_request("a")))
-        assert before.entries == ()
+        before = await _entries(cache, _lookup_of(make_request("a")))
+        assert before == ()
         assert (await cache.record(encode(make_request("a", "b")), ROOT)).stored == 2
-        after = await cache.lookup(_lookup_of(make_request("a", "b", "c")))
-        assert {entry.decision for entry in after.entries} == {make_request("a").records[0].decision}
+        after = await _entries(cache, _lookup_of(make_request("a", "b", "c")))
+        assert {entry.decision for entry in after} == {make_request("a").records[0].decision}
         counted = dataclasses.asdict(cache.counters)
         assert {name: count for name, count in counted.items() if count} == {
             "lookups": 2, "graphs": 4, "misses": 4, "unknown": 2, "other_policy": 2, "records": 2,
@@ -138,10 +150,10 @@ def test_a_file_that_turns_bad_is_a_miss_and_is_replaced(
             stream.truncate(80000)
         # A second reader has nothing in its memory.
         cache._reader.close()
-        answer = await cache.lookup(_lookup_of(make_request("a")))
-        assert answer.entries == ()
+        answer = await _entries(cache, _lookup_of(make_request("a")))
+        assert answer == ()
         assert (await cache.record(encode(make_request("b")), ROOT)).stored == 1
-        assert len((await cache.lookup(_lookup_of(make_request("b")))).entries) == 1
+        assert len(await _entries(cache, _lookup_of(make_request("b")))) == 1
         assert await cache.describe() == (1, [])
 
     _with_cache(tmp_path, use)
@@ -153,14 +165,14 @@ def test_a_reader_follows_its_file(tmp_path: Path, make_request: Callable[..., R
     request = make_request("a")
     asked = LookupRequest(request.environment.digest(), (request.records[0].graph.digest,))
     reader = Reader(database)
-    assert reader.lookup(asked) == ()
+    assert reader.find(asked).texts == {}
     with Store(database) as store:
         store.record(request, uid=0)
-        assert len(reader.lookup(asked)) == 1
+        assert len(reader.find(asked).texts) == 1
         database.unlink()
-        assert reader.lookup(asked) == ()
+        assert reader.find(asked).texts == {}
         store.record(request, uid=0)
-        assert len(reader.lookup(asked)) == 1
+        assert len(reader.find(asked).texts) == 1
     reader.close()
 
 
@@ -191,7 +203,7 @@ def test_a_row_that_is_not_valid_hides_no_other_and_asks_for_no_check(
         connection.commit()
         connection.close()
         monkeypatch.setattr(cache._store, "check", lambda: pytest.fail("the whole file is read"))
-        found = (await cache.lookup(_lookup_of(request))).entries
+        found = await _entries(cache, _lookup_of(request))
         assert {entry.graph for entry in found} == {each.graph.digest for each in request.records} - {bad}
         assert await cache.describe() == (20, [])
 
@@ -208,7 +220,7 @@ def test_a_file_that_cannot_be_read_is_checked_once_a_housekeeping(
         monkeypatch.setattr(cache._reader, "find", _raise)
         for expected in (1, 2):
             for _ in range(3):
-                assert (await cache.lookup(_lookup_of(make_request("a")))).entries == ()
+                assert await _entries(cache, _lookup_of(make_request("a"))) == ()
             await cache.housekeep()
             assert len(checks) == expected
 
@@ -310,7 +322,7 @@ def test_a_miss_does_not_wait_for_the_writer_where_the_spool_is_empty(
         done = threading.Event()
         cache._writing.submit(done.wait)  # as a long transaction does
         try:
-            assert (await cache.lookup(_lookup_of(make_request("a")))).entries == ()
+            assert await _entries(cache, _lookup_of(make_request("a"))) == ()
         finally:
             done.set()
 
@@ -326,11 +338,11 @@ def test_a_miss_does_not_wait_for_all_of_a_spool(
         done = threading.Event()
         cache._writing.submit(done.wait)
         try:
-            assert (await cache.lookup(_lookup_of(make_request("a")))).entries == ()
+            assert await _entries(cache, _lookup_of(make_request("a"))) == ()
         finally:
             done.set()
         await cache.housekeep()
-        assert len((await cache.lookup(_lookup_of(make_request("a")))).entries) == 1
+        assert len(await _entries(cache, _lookup_of(make_request("a")))) == 1
 
     _with_cache(tmp_path, use)
 
@@ -344,9 +356,9 @@ def test_only_large_lookups_are_handed_to_a_thread(
         done = threading.Event()
         cache._reading.submit(done.wait)
         slow = asyncio.create_task(cache.lookup(_lookup_of(large)))
-        assert len((await cache.lookup(_lookup_of(small))).entries) == 20
+        assert len(await _entries(cache, _lookup_of(small))) == 20
         assert not slow.done()
         done.set()
-        assert len((await slow).entries) == 1000
+        assert len(decode(LookupAnswer, await slow).entries) == 1000
 
     _with_cache(tmp_path, use)

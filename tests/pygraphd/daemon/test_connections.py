@@ -189,13 +189,40 @@ def test_malformed_requests_are_answered_like_others(tmp_path: Path, garbage: by
     _serving(tmp_path, LONG, use)
 
 
-def test_a_body_that_is_not_gzip_as_it_says_is_the_clients_fault(tmp_path: Path) -> None:
-    head = b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 19\r\n\r\n"
+@pytest.mark.parametrize(
+    ("field", "status"), [(b"Content-Encoding: gzip", 415), (b"Transfer-Encoding: chunked", 411)]
+)
+def test_a_body_in_another_form_is_refused(tmp_path: Path, field: bytes, status: int) -> None:
+    head = b"POST /v1/prune HTTP/1.1\r\nHost: x\r\n%s\r\nContent-Length: 19\r\n\r\n" % field
 
     async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
-        status, answer = await _asked(await connect(), head + b'{"older_than_s": 1}')
-        assert status == 400
-        assert "the body is not what its headers say" in answer["error"]
+        answered, answer = await _asked(await connect(), head + b'{"older_than_s": 1}')
+        assert answered == status
+        assert "send the body as it is" in answer["error"]
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_a_client_that_waits_to_be_told_sends_its_body(tmp_path: Path) -> None:
+    head = b"POST /v1/prune HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 19\r\n\r\n"
+
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        reader, writer = await connect()
+        writer.write(head)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert (await _asked((reader, writer), b'{"older_than_s": 1}'))[0] == 200
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_who_takes_no_answers_is_served_no_further(tmp_path: Path) -> None:
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        with socket.socket(socket.AF_UNIX) as greedy:
+            greedy.connect(str(tmp_path / "pygraphd.sock"))
+            greedy.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                await asyncio.to_thread(greedy.sendall, PING * 100_000)
+        assert (await _asked(await connect(), PING))[0] == 200
 
     _serving(tmp_path, LONG, use)
 
