@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
     _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))
+    _add_redis(commands.add_parser("redis", help="lookups and records a second beside Redis"))
     return made
 
 
@@ -145,6 +146,14 @@ def _add_soak(command: argparse.ArgumentParser) -> None:
     command.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
     command.add_argument("--clients", type=positive, default=64, help="at any time (default 64)")
     command.add_argument("--rate", type=positive, default=150, help="requests a second of all (default 150)")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _add_redis(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_redis)
+    command.add_argument("--clients", type=positive, default=8, help="at a time (default 8)")
+    command.add_argument("--seconds", type=positive, default=5, help="of each turn (default 5)")
+    command.add_argument("--rounds", type=positive, default=3, help="turns of each (default 3)")
     command.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
@@ -256,3 +265,12 @@ def _soak(options: argparse.Namespace) -> int:
     lines, is_kept = measure_soak(plan, options.out.absolute())
     print("\n".join(lines))
     return 0 if is_kept else 1
+
+
+def _redis(options: argparse.Namespace) -> int:
+    from benchmarks.redis import Plan as RedisPlan
+    from benchmarks.redis import measure_beside_redis
+
+    plan = RedisPlan(options.clients, options.seconds, options.rounds)
+    print("\n".join(measure_beside_redis(plan, options.out.absolute())))
+    return 0

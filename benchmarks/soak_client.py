@@ -92,7 +92,7 @@ class Client:
         request = LeaseRequest(environment.digest(), f"soak-{os.getpid()}", self._graphs(_MEASURED, space=2))
         answer = self._ask(LEASE, LEASE_PATH, encode(request))
         if answer is not None and (granted := decode(LeaseAnswer, answer).granted):
-            records = tuple(self._record(graph) for graph in granted)
+            records = tuple(record_of(graph, self._numbers) for graph in granted)
             body = encode(RecordRequest(environment, Origin("soak", "0"), records))
             if self._ask(RECORD, RECORD_PATH, body) is None:
                 spool.leave(self._locations.spool, body)
@@ -100,13 +100,6 @@ class Client:
 
     def _graphs(self, count: int, space: int = 1) -> tuple[str, ...]:
         return tuple(digest(self._numbers.randrange(self._life.known * space)) for _ in range(count))
-
-    def _record(self, graph: str) -> Record:
-        host_us = self._numbers.uniform(50.0, 150.0)
-        kernels = Measurement(Deployment.KERNELS, 12, host_us, 1.0, host_us, 40.0, 0.5, 1.0, 1.0)
-        measurements = (kernels, dataclasses.replace(kernels, deployment=Deployment.GRAPH))
-        decision = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GAIN), POLICY_VERSION, calls=24)
-        return Record(Graph(graph, Kind.FORWARD, 0, 1, 100), decision, measurements)
 
     def _ask(self, kind: str, path: str, body: bytes) -> bytes | None:
         started = time.perf_counter()
@@ -126,3 +119,12 @@ class Client:
         with ownership.connect(self._locations.socket, 1.0) as connection:
             connection.sendall(b"POST %s HTTP/1.1\r\nContent-Length: 9\r\n\r\n{" % LOOKUP_PATH.encode())
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def record_of(graph: str, numbers: random.Random) -> Record:
+    """Return what a program records of a graph (digest), with measurements of its own."""
+    host_us = numbers.uniform(50.0, 150.0)
+    kernels = Measurement(Deployment.KERNELS, 12, host_us, 1.0, host_us, 40.0, 0.5, 1.0, 1.0)
+    measurements = (kernels, dataclasses.replace(kernels, deployment=Deployment.GRAPH))
+    decision = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GAIN), POLICY_VERSION, calls=24)
+    return Record(Graph(graph, Kind.FORWARD, 0, 1, 100), decision, measurements)
