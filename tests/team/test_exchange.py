@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -278,3 +280,15 @@ def test_a_call_that_gets_no_answer_ends(postgres: Postgres, team: str) -> None:
             assert not database.is_open
         with database.transaction() as opened:
             assert opened.exec_driver_sql("SELECT 2").scalar() == 2
+
+
+def test_a_daemon_that_ends_publishes_what_it_has_just_stored(
+    postgres: Postgres, team: str, homes: Callable[[str, str], Home]
+) -> None:
+    home = homes("one", postgres.url(team, PUBLISHER))
+    pid = home.processes[0].pid
+    for number in range(5):
+        home.ask("POST", RECORD_PATH, encode(make_request(str(number))))
+    os.kill(pid, signal.SIGTERM)
+    home.processes[0].wait(60)
+    assert published(postgres, team) == 5

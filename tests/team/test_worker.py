@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -157,3 +159,21 @@ def test_a_record_that_the_server_refuses_keeps_no_other_back(
     one.until_idle()
     assert {graph for graph, _ in shared.published()} == {digest("a"), digest("c")}
     assert (len(one.queue), one.worker.state().dropped) == (0, 1)
+
+
+def test_a_queue_that_cannot_be_shortened_is_not_published_again_and_again(
+    shared: TeamDatabase, steps: Callable[[str], Steps], tmp_path: Path
+) -> None:
+    one = steps(PUBLISHER)
+    one.put("a")
+    with contextlib.closing(sqlite3.connect(tmp_path / "0.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        pause_s = one.worker.step()
+        assert pause_s is not None
+        assert pause_s > 0
+        assert "locked" in one.worker.state().queue_problem
+    assert len(one.queue) == 1
+    one.now += LONGEST_PAUSE_S
+    one.until_idle()
+    assert (len(one.queue), one.counters.team_published, len(shared.published())) == (0, 1, 1)
+    assert one.worker.state().queue_problem == ""

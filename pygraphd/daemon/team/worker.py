@@ -6,6 +6,7 @@ Nobody waits for it. A failure is logged once and tried again after a pause; wha
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -69,7 +70,8 @@ class Worker:
         self._asked_at: float | None = None
         self._used = 0.0
         self._turn = threading.Condition()
-        self._is_woken = self._is_closing = False
+        self._is_woken = False
+        self._close_by = math.inf
         self._thread = threading.Thread(target=self._run, name="team", daemon=True)
 
     def start(self) -> None:
@@ -83,14 +85,16 @@ class Worker:
             self._turn.notify()
 
     def close(self) -> None:
-        """End the thread, in the middle of a call if it is in one; what it has not published stays in the queue."""
+        """Publish what waits if that takes less than a second, and end the thread; what is left stays in the queue."""
         with self._turn:
-            self._is_closing = True
+            self._close_by = time.monotonic() + _CLOSE_S
             self._turn.notify()
+        if not self._thread.is_alive():
+            return
+        self._thread.join(_CLOSE_S)
         if (database := self._database) is not None:
             database.hang_up()
-        if self._thread.is_alive():
-            self._thread.join(_CLOSE_S)
+        self._thread.join(_CLOSE_S)
 
     @property
     def can_answer(self) -> bool:
@@ -139,11 +143,15 @@ class Worker:
             with self._turn:
                 if not self._is_woken and not self._is_closing:
                     self._turn.wait(pause_s)
-                self._is_woken = False
-                if self._is_closing:
+                has_more, self._is_woken = self._is_woken or pause_s == 0.0, False
+                if self._is_closing and not (has_more and time.monotonic() < self._close_by):
                     break
         if self._database is not None:
             self._database.close()
+
+    @property
+    def _is_closing(self) -> bool:
+        return self._close_by < math.inf
 
     def _exchange(self) -> bool:
         """Fetch all that is wanted, publish a batch; return whether nothing is left to do. Raises TeamError."""
@@ -157,7 +165,10 @@ class Worker:
             self._check(database)
         self._fetch(database)
         if self._may_publish():
-            self._publish(database, self._queue.first(publishing.BATCH))
+            if batch := self._queue.first(publishing.BATCH):
+                self._publish(database, batch)
+            if self._queue.problem:  # or one batch would be published again and again
+                self._publishing_pauses.failed()
         self._note_success()
         return not self._may_publish() and not len(self._wanted)
 
@@ -197,8 +208,6 @@ class Worker:
                 _log.warning("team: %d records are not valid, and not used", found.invalid)
 
     def _publish(self, database: Database, batch: Sequence[Publication]) -> None:
-        if not batch:
-            return
         try:
             with database.transaction() as connection:
                 added = publishing.publish(connection, batch)
@@ -254,6 +263,7 @@ class Worker:
         self._asked_at, self._used = time.time(), self._clock()
 
     def _note_failure(self, error: TeamError) -> None:
+        self._pauses.failed()
         if self._is_closing:
             return
         problem = _advice(error)
@@ -262,7 +272,6 @@ class Worker:
         if not self._problem:
             self._failing_since = time.time()
         self._problem = problem
-        self._pauses.failed()
         self._count(Counters(team_failed=1))
 
 
