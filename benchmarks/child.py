@@ -17,9 +17,8 @@ from benchmarks.correctness import Verdict, check
 from benchmarks.errors import BenchmarkError
 from benchmarks.profiling import profile_step
 from benchmarks.protocol import Answer, Task
-from benchmarks.step import Step
+from benchmarks.step import step_of
 from benchmarks.timing import Stopwatch
-from benchmarks.workloads import WORKLOADS
 
 _MIB = 2**20
 
@@ -27,26 +26,25 @@ _MIB = 2**20
 def perform(task: Task, conditions: Conditions) -> Answer:
     """Run a task; the order matters: memory is read before anything that users would not do, and all is timed before a profile."""
     device = find_device(task.device)
-    workload = WORKLOADS[task.workload]
     torch.manual_seed(task.seed)
     with device:  # weights are drawn there at once, which is much quicker than on the CPU
-        case = workload.build(device)
+        case = task.workload.build(device)
     generator = torch.Generator(device).manual_seed(task.seed)
     wake(device)
     conditions.before_compiling()
 
     started = time.perf_counter()
-    step = Step(case, device, task.compile)
+    step = step_of(case, device, task.compile)
     preparing_s = time.perf_counter() - started
     watch = Stopwatch(device, step, lambda: case.draw(generator), conditions)
     compile_s = preparing_s + watch.first_step_s()
     conditions.before_timing()
     watch.run(task.warm_up - 1)
     step_ms, host_ms = watch.steps_ms(task.steps)
-    reserved = reserved_mb(device)
+    reserved, allocated = reserved_mb(device), allocated_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
     conditions.after_timing()
-    verdict = check(case, step, device, watch.draw) if task.check else Verdict(True)
+    verdict = (case.check or check)(case, step, device, watch.draw) if task.check else Verdict(None)
     coverage, coverage_note = profile_step(watch) if task.profile else (None, "")
     return Answer(
         step_ms=step_ms,
@@ -54,11 +52,12 @@ def perform(task: Task, conditions: Conditions) -> Answer:
         pipelined_ms=pipelined_ms,
         reserved_mb=reserved,
         compile_s=compile_s,
-        correct=verdict.correct if task.check else None,
+        correct=verdict.correct,
         note="; ".join(filter(None, (verdict.note, conditions.note()))),
         environment=describe(device),
         coverage=coverage,
         coverage_note=coverage_note,
+        allocated_mb=allocated,
     )
 
 
@@ -81,6 +80,11 @@ def wake(device: torch.device) -> None:
 def reserved_mb(device: torch.device) -> float | None:
     """Return the most memory that was ever reserved, in MiB; None on the CPU."""
     return torch.cuda.max_memory_reserved(device) / _MIB if device.type == "cuda" else None
+
+
+def allocated_mb(device: torch.device) -> float | None:
+    """Return the most memory that tensors ever took, in MiB; None on the CPU."""
+    return torch.cuda.max_memory_allocated(device) / _MIB if device.type == "cuda" else None
 
 
 def describe(device: torch.device) -> dict[str, str | None]:

@@ -39,9 +39,9 @@ _LOSS_DEVIATIONS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the step was right; the note says where not, or how it was compared."""
+    """Whether the step was right; None: it could not be compared. The note says where not, or how it was compared."""
 
-    correct: bool
+    correct: bool | None
     note: str = ""
 
 

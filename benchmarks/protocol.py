@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.coverage import Coverage
 from benchmarks.variants import Compile
+from benchmarks.workloads import Mode, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Task:
     what runs inside CUDA graphs.
     """
 
-    workload: str
+    workload: Workload
     compile: Compile
     device: str | None
     seed: int
@@ -37,12 +38,13 @@ class Task:
     def from_json(cls, text: str) -> Task:
         """Return the task that `to_json` wrote."""
         values = json.loads(text)
-        return cls(**{**values, "compile": Compile(values["compile"])})
+        workload = Workload(**{**values["workload"], "mode": Mode(values["workload"]["mode"])})
+        return cls(**{**values, "compile": Compile(values["compile"]), "workload": workload})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The measurements of one process. Times of steps in milliseconds, one item a step or window; `reserved_mb` in MiB.
+    """The measurements of one process. Times of steps in milliseconds, one item a step or window; memory in MiB at its peak.
 
     `correct` is None if nothing was compared, `coverage` if nothing was seen; `note` and `coverage_note` say what a figure
     alone would not.
@@ -58,6 +60,7 @@ class Answer:
     environment: dict[str, str | None]
     coverage: Coverage | None = None
     coverage_note: str = ""
+    allocated_mb: float | None = None
 
     def to_json(self) -> str:
         """Return the answer as the content of the file that the parent reads."""

@@ -43,6 +43,7 @@ class Record:
     repetition_pipelined_ms: list[float] = field(default_factory=list)
     """The median back-to-back step of each process."""
     reserved_mb: float | None = None
+    allocated_mb: float | None = None
     compile_s: float | None = None
     compiled_together: bool = False
     """Whether other processes compiled beside these, which makes `compile_s` longer."""
@@ -85,6 +86,7 @@ def record_of(
         repetition_medians_ms=_medians([answer.step_ms for answer in answers]),
         repetition_pipelined_ms=_medians([answer.pipelined_ms for answer in answers]),
         reserved_mb=max((a.reserved_mb for a in answers if a.reserved_mb is not None), default=None),
+        allocated_mb=max((a.allocated_mb for a in answers if a.allocated_mb is not None), default=None),
         compile_s=_median(_compile_s(trials, cold=True)),
         compiled_together=together,
         lookup_s=_seconds(summaries, "lookup_ms"),

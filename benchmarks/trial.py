@@ -121,7 +121,7 @@ class TrialRunner:
         """Return the folder of the compiler caches of a trial."""
         owner = {
             CachePolicy.FRESH: f"{trial.variant.name}.{trial.repetition + 1}",
-            CachePolicy.SHARED: f"mode.{trial.variant.compile}",
+            CachePolicy.SHARED: f"mode.{trial.variant.compile.mode}",
         }[self.settings.caches]
         return self._compiled / f"caches.{trial.workload.name}.{owner}"
 
@@ -150,7 +150,7 @@ class TrialRunner:
     def _task(self, trial: Trial) -> Task:
         settings = self.settings
         return Task(
-            workload=trial.workload.name,
+            workload=trial.workload,
             compile=trial.variant.compile,
             device=settings.device,
             seed=trial.repetition + 1,

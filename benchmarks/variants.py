@@ -14,6 +14,13 @@ class Compile(enum.StrEnum):
     EAGER = "eager"
     DEFAULT = "default"
     REDUCE_OVERHEAD = "reduce-overhead"
+    CUDA_GRAPH = "cuda-graph"
+    """As by default, and the whole step is recorded by hand in one CUDA graph."""
+
+    @property
+    def mode(self) -> Compile:
+        """The mode of `torch.compile`; processes of one mode can share what was compiled."""
+        return Compile.DEFAULT if self is Compile.CUDA_GRAPH else self
 
 
 class Cache(enum.StrEnum):
@@ -71,6 +78,8 @@ _VARIANTS = (
         "torch.compile(module) under PYGRAPH=1, filled cache",
         filled_by="pygraph-default",
     ),
+    Variant("default-again", Compile.DEFAULT, Cache.NONE, "default a second time, which shows the noise"),
+    Variant("cuda-graph", Compile.CUDA_GRAPH, Cache.NONE, "default, recorded by hand in one CUDA graph"),
 )
 VARIANTS = {variant.name: variant for variant in _VARIANTS}
 OURS = tuple(variant.name for variant in _VARIANTS if variant.is_ours)

@@ -26,7 +26,10 @@ class Mode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A model with its inputs; `source` names the function that builds it, as `module:function`."""
+    """A model with its inputs; `source` names the function that builds it, as `module:function`.
+
+    A function that builds many models is given a `model` by name, and the mode. `batch` 0: the model's own.
+    """
 
     name: str
     mode: Mode
@@ -34,11 +37,13 @@ class Workload:
     source: str
     in_all: bool = True
     """Whether `all` names it, too."""
+    model: str = ""
 
     def build(self, device: torch.device) -> Case:
         """Return the module and its inputs on `device`; imports torch and raises BenchmarkError if a library is missing."""
-        builder = cast("Callable[[torch.device, int], Case]", pkgutil.resolve_name(self.source))
-        return builder(device, self.batch)
+        builder = cast("Callable[..., Case]", pkgutil.resolve_name(self.source))
+        chosen = (self.model, self.mode) if self.model else ()
+        return builder(device, self.batch, *chosen)
 
 
 STANDARD = (

@@ -23,15 +23,20 @@ class Case:
     `draw` makes new inputs on the device. `call` runs the model as its users do and returns one tensor: the loss in
     training, otherwise the output. `precision` is the least precise type computed in. A `stochastic` case (dropout)
     gives another result with every state of the random number generator.
+
+    With a `check` of its own a case compares a step with eager in its own way; `call` may return any structure of tensors
+    in inference then.
     """
 
     module: torch.nn.Module
     draw: Callable[[torch.Generator], Inputs]
-    call: Callable[[Model, Inputs], torch.Tensor]
+    call: Callable[[Model, Inputs], Any]
     precision: torch.dtype
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer] | None = None
     autocast: torch.dtype | None = None
     stochastic: bool = False
+    check: Callable[..., Any] | None = None
+    """Called as `benchmarks.correctness.check` is, and returns a `Verdict`."""
 
 
 def cpu_generator(generator: torch.Generator) -> torch.Generator:

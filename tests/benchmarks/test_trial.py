@@ -66,7 +66,9 @@ def test_caches_that_are_kept_lie_where_a_run_to_come_looks() -> None:
 
 
 def test_tasks_and_answers_survive_the_way_between_processes() -> None:
-    task = Task("three-ops", Compile.REDUCE_OVERHEAD, None, 1, 2, 3, 4, 5, check=True, profile=True)
+    task = Task(
+        WORKLOADS["three-ops"], Compile.REDUCE_OVERHEAD, None, 1, 2, 3, 4, 5, check=True, profile=True
+    )
     assert Task.from_json(task.to_json()) == task
     for coverage in (None, Coverage(5, 8, 2)):
         answer = Answer([1.0], [0.5], [], None, 2.0, None, "note", {"gpu": None}, coverage, "said")
