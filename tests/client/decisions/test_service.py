@@ -137,6 +137,28 @@ def test_without_a_daemon_records_are_spooled_whole(places: Locations) -> None:
     assert (report.counts["spooled"], dict(report.failures)) == (1, {"daemon: no daemon": 1})
 
 
+@pytest.mark.parametrize(
+    ("variables", "job"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "42"}, "42"),
+        ({"SLURM_JOB_ID": "", "PBS_JOBID": "7.head"}, "7.head"),
+        ({"SLURM_JOB_ID": "\x1b[2J"}, ""),
+        ({"SLURM_JOB_ID": "x" * 65}, ""),
+    ],
+)
+def test_records_name_the_job_if_its_name_can_be_stored(
+    places: Locations, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], job: str
+) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    Cache(places, "host", Report()).record(ENVIRONMENT, [RECORD])
+    [file] = places.spool.iterdir()
+    assert messages.decode(RecordRequest, file.read_bytes()).origin.job == job
+
+
 def test_two_failures_that_cost_time_end_the_asking(places: Locations, peers: list[Peer]) -> None:
     peers.append(Peer(places.socket, b"garbage"))
     cache = Cache(places, "host", report := Report())
