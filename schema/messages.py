@@ -218,6 +218,14 @@ class Record:
         if len({each.deployment for each in self.measurements}) < len(self.measurements):
             raise InvalidMessageError("measurements: at most one of each deployment")
 
+    def entry(self, uid: int | None, host: str, measured_at: float | None) -> Entry:
+        """Return the answer to a lookup that this record gives; `measured_at`: the time of its measurements, if there are any."""
+        for each in self.measurements:
+            if each.deployment is self.decision.deployment:
+                times = each.median_us, measured_at, each.host_us, each.span_us
+                return Entry(self.graph.digest, self.decision, uid, host, *times)
+        return Entry(self.graph.digest, self.decision, uid, host)
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:

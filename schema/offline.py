@@ -11,12 +11,27 @@ import functools
 import json
 import os
 import sqlite3
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pygraphd.schema.messages import Decision, Deployment, Entry, LookupRequest
+from pygraphd.schema.keys import Environment
+from pygraphd.schema.messages import (
+    Decision,
+    Deployment,
+    Entry,
+    Graph,
+    LookupRequest,
+    Measurement,
+    Origin,
+    Record,
+)
 from pygraphd.schema.ownership import is_irregular
+from pygraphd.schema.portable import Portable
 from pygraphd.schema.reasons import Reason, ReasonCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 DATABASE_VERSION = 7
 """`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads. 1 to 6 were of versions that were never released."""
@@ -37,6 +52,13 @@ LEFT JOIN measurement ON measurement.id = (
 WHERE decision.environment = ? AND decision.graph IN (SELECT value FROM json_each(?))
 """
 """The columns of the answer. The times are those of the chosen deployment in the measurements that the decision rests on."""
+
+SELECT_MEASUREMENTS = """
+SELECT version, deployment, samples, median_us, mad_us, host_us, span_us, busy, host_mad_us, span_mad_us
+FROM measurement
+WHERE environment = ? AND graph = ? AND measured_at = ?
+ORDER BY id
+"""
 
 
 def connect(database: Path, timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
@@ -90,6 +112,33 @@ def select_rows(connection: sqlite3.Connection, request: LookupRequest) -> list[
             raise
         connection.text_factory = _replacing  # text of one row is not UTF-8, which must not hide the others
         return connection.execute(SELECT_DECISIONS, asked).fetchall()
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The answer to a lookup for one graph in an environment."""
+
+    environment: Environment
+    graph: Graph
+    entry: Entry
+
+
+def read_portable(database: Path, hits: Mapping[str, Hit]) -> dict[str, Portable]:
+    """Return hits with the measurements that they rest on, by the same keys; raises OSError or sqlite3.Error.
+
+    A hit is left out if its measurements are gone, or not valid.
+    """
+    found: dict[str, Portable] = {}
+    with contextlib.closing(connect(database)) as connection:
+        for key, hit in hits.items():
+            rests_on = (hit.environment.digest(), hit.graph.digest, hit.entry.measured_at)
+            rows = connection.execute(SELECT_MEASUREMENTS, rests_on).fetchall()
+            with contextlib.suppress(ValueError):
+                newest = {row[1]: Measurement(Deployment(row[1]), *row[2:]) for row in rows}
+                record = Record(hit.graph, hit.entry.decision, tuple(newest.values()))
+                origin = Origin(hit.entry.host, rows[0][0] if rows else "")
+                found[key] = Portable(hit.environment, origin, record, hit.entry.measured_at)
+    return found
 
 
 def _replacing(text: bytes) -> str:

@@ -5,8 +5,10 @@ Other users may write where paths lead, as in /tmp, and put a file, a pipe or a 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
 import socket
 import stat
 import struct
@@ -82,6 +84,26 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) 
         return descriptor
     os.close(descriptor)
     raise OSError(errno.ENOTSUP, "is not a regular file", str(path))
+
+
+def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
+    """Put a file with `data` in place of what is there, all at once; raises OSError, and then has changed nothing.
+
+    The temporary file has a name that nobody can guess.
+    """
+    temporary = path.with_name(f".pygraph-{secrets.token_hex(12)}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if mode is not None:
+                os.fchmod(descriptor, mode)
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def is_irregular(path: Path) -> bool:

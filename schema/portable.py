@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.schema.checks import InvalidMessageError, check_int, check_number, check_text
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import MAX_TIME, Origin, Record
+from pygraphd.schema.messages import MAX_TIME, Entry, Origin, Record
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from typing import BinaryIO
 
 FORMAT = "pygraphd cache"
@@ -72,6 +74,10 @@ class Portable:
         """Return the digests of environment and graph."""
         return self.environment.digest(), self.record.graph.digest
 
+    def entry(self) -> Entry:
+        """Return the answer to a lookup that this entry gives."""
+        return self.record.entry(None, self.origin.host, self.measured_at)
+
 
 @dataclass(frozen=True, slots=True)
 class ImportRequest:
@@ -103,3 +109,10 @@ def json_line(stream: BinaryIO) -> Any:
             else "the file ends here, too early"
         )
     return json.loads(data)
+
+
+def requests(entries: Iterable[Portable]) -> Iterator[ImportRequest]:
+    """Yield the requests that store all entries, in their order."""
+    left = iter(entries)
+    while some := tuple(itertools.islice(left, MAX_ENTRIES)):
+        yield ImportRequest(some)

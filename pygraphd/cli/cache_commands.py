@@ -346,14 +346,15 @@ def _check_there_is_a_cache(locations: Locations, what: str) -> None:
 def _import(locations: Locations, entries: Iterable[Portable], count: int) -> ImportAnswer:
     from pygraphd import folders
     from pygraphd.cli.writing import writing
-    from pygraphd.daemon import exchange
+    from pygraphd.daemon.exchange import ImportAnswer
+    from pygraphd.schema.portable import requests
 
     if (problem := folders.prepare_cache(locations)) is not None:
         raise CommandError(problem)
-    answer, done = exchange.ImportAnswer(), 0
+    answer, done = ImportAnswer(), 0
     try:
         with writing(locations) as writer:
-            for request in exchange.requests(entries):
+            for request in requests(entries):
                 answer += writer.add_imported(request)
                 done += len(request.entries)
     except CommandError as error:

@@ -16,7 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from pygraphd.daemon import exchange, spool
+from pygraphd.daemon import spool
 from pygraphd.daemon.answers import Found
 from pygraphd.daemon.evicting import Eviction, Limits
 from pygraphd.daemon.leases import Holder, Leases
@@ -27,6 +27,7 @@ from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.daemon.team.tier import Team
+from pygraphd.schema import portable
 from pygraphd.schema import shipped as shipping
 from pygraphd.schema.messages import (
     LeaseAnswer,
@@ -438,7 +439,7 @@ class Cache:
 
     def _store_of_team(self, entries: Sequence[Portable]) -> None:
         """Store what the team knew, as imported entries are stored; called on the team's thread."""
-        for request in exchange.requests(entries):
+        for request in portable.requests(entries):
             try:
                 self._writing.submit(self._store.add_imported, request, os.geteuid()).result()
             except StoreError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import itertools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,9 +21,7 @@ from pygraphd.schema.messages import read
 from pygraphd.schema.portable import (
     FORMAT,
     FORMAT_VERSION,
-    MAX_ENTRIES,
     Header,
-    ImportRequest,
     Portable,
     json_line,
 )
@@ -69,13 +66,6 @@ class ImportAnswer:
 
 
 _COUNTS = ("added", "replaced", "kept", "derived", "left_out")
-
-
-def requests(entries: Iterable[Portable]) -> Iterator[ImportRequest]:
-    """Yield the requests that store all entries, in their order."""
-    left = iter(entries)
-    while some := tuple(itertools.islice(left, MAX_ENTRIES)):
-        yield ImportRequest(some)
 
 
 def write(entries: Iterable[Portable], stream: TextIO) -> int:

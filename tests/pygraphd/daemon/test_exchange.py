@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.daemon.exchange import Contents, ImportAnswer, check_file, read_file, requests, write
+from pygraphd.daemon.exchange import Contents, ImportAnswer, check_file, read_file, write
 from pygraphd.errors import UsageError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import KEY_VERSION, Environment
@@ -27,7 +27,14 @@ from pygraphd.schema.messages import (
     Record,
     decode,
 )
-from pygraphd.schema.portable import MAX_ENTRIES, MAX_LINE_BYTES, ImportRequest, Portable, imported_host
+from pygraphd.schema.portable import (
+    MAX_ENTRIES,
+    MAX_LINE_BYTES,
+    ImportRequest,
+    Portable,
+    imported_host,
+    requests,
+)
 from pygraphd.schema.reasons import MAX_DETAIL, Reason, ReasonCode
 
 if TYPE_CHECKING:

@@ -1,0 +1,94 @@
+"""The files of a bundle: one for each entry, with the row of an export in it, and named by both halves of its key.
+
+So a reader opens only names that it works out itself, what one process writes hides nothing of another's, and no lock is needed, as
+on NFS, where many hosts may write at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.keys import entry_id
+from pygraphd.schema.messages import decode
+from pygraphd.schema.ownership import open_regular, replace_file
+from pygraphd.schema.portable import BUNDLED, ELSEWHERE, FORMAT, FORMAT_VERSION, MAX_LINE_BYTES, Portable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+MAX_FILES = 100_000
+"""Files in a folder above which nothing is added."""
+WRITING_S = 5.0
+"""Seconds of writing after which no other file is begun."""
+_SUFFIX = ".json"
+
+
+def file_name(key: str) -> str:
+    """Return the name of an entry's file; `key` is its `entry_id`."""
+    return f"{key}{_SUFFIX}"
+
+
+def content(entry: Portable) -> dict[str, object]:
+    """Return the JSON object of an entry's file."""
+    return {"format": FORMAT, "version": FORMAT_VERSION, "entry": dataclasses.asdict(entry)}
+
+
+def read(folder: Path, environment: str, graph: str) -> Portable | None:
+    """Return the entry for an environment and a graph (digests), of host `bundle:HOST`; None if there is no file.
+
+    Raises OSError for what is not a regular file or cannot be read, and InvalidMessageError for what is not that entry.
+    """
+    try:
+        with os.fdopen(open_regular(folder / file_name(entry_id(environment, graph))), "rb") as file:
+            data = file.read(MAX_LINE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if len(data) > MAX_LINE_BYTES:
+        raise InvalidMessageError(f"more than {MAX_LINE_BYTES} bytes")
+    content = decode(_File, data)
+    if (content.format, content.version) != (FORMAT, FORMAT_VERSION):
+        raise InvalidMessageError(f"version {content.version!s:.20} of {content.format!r:.40}")
+    if content.entry.key != (environment, graph):
+        raise InvalidMessageError("entry: is of another graph or environment")
+    return _as_bundled(content.entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    format: str
+    version: int
+    entry: Portable
+
+
+def _as_bundled(entry: Portable) -> Portable:
+    prefix = next((prefix for prefix in ELSEWHERE if entry.origin.host.startswith(prefix)), "")
+    host = f"{BUNDLED}{entry.origin.host.removeprefix(prefix)}"[:256]
+    # A clock that runs ahead elsewhere must not keep an entry from growing old.
+    measured_at = None if entry.measured_at is None else min(entry.measured_at, time.time())
+    origin = dataclasses.replace(entry.origin, host=host)
+    return dataclasses.replace(entry, origin=origin, measured_at=measured_at)
+
+
+def write(folder: Path, entries: Mapping[str, Portable]) -> None:
+    """Write the files of entries by key, each as a whole; raises OSError, also after `WRITING_S`."""
+    until = time.monotonic() + WRITING_S
+    for key, entry in entries.items():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{folder}: not all was written in {WRITING_S:.0f} s")
+        replace_file(folder / file_name(key), json.dumps(content(entry)).encode())
+
+
+def keys(folder: Path) -> frozenset[str]:
+    """Return the keys of the files in a folder, which is made if need be; raises OSError, also if there are `MAX_FILES`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    there = frozenset(name.removesuffix(_SUFFIX) for name in os.listdir(folder))  # noqa: PTH208 - names are all that is needed
+    if len(there) >= MAX_FILES:
+        raise OSError(f"{folder} has {MAX_FILES} files; delete the old ones")
+    return there
