@@ -61,7 +61,7 @@ class Report:
     def count(self, **counts: int) -> None:
         """Add to the named counters.
 
-        Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none.
+        Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none; `from_bundle` hits.
         Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `checked` (foreign decisions that were
         validated), `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
         `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`, `staged` inputs,
@@ -176,7 +176,7 @@ class Report:
         """Return the JSON object that a summary file holds."""
         with self._lock:
             names = (
-                "graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled", "withheld", "waited", "adopted", "checked",
+                "graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled", "withheld", "from_bundle", "waited", "adopted", "checked",
                 "disputed", "sizes", "placed", "placed_inputs", "sent", "led", "followed", "captured", "staged", "checked_results",
                 "wrong_results",
             )  # fmt: skip

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import stat
 import sys
 from pathlib import Path
 
 from pygraphd.client.common.log import pour
+from pygraphd.schema.ownership import replace_file
 
 WAIT_S = 1.0
 """Seconds that a reader of a FIFO, or of a pipe behind `/dev/stdout`, may take for all of the data."""
@@ -39,7 +39,7 @@ def write(target: Path, data: bytes, suffix: str = "") -> None:
         there is None or stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
     ):  # a link of another user's
         is_file = there is not None and stat.S_ISREG(there.st_mode)
-        _replace(path, data, stat.S_IMODE(there.st_mode) if there is not None and is_file else None)
+        replace_file(path, data, stat.S_IMODE(there.st_mode) if there is not None and is_file else None)
     elif stat.S_ISDIR(there.st_mode):
         raise IsADirectoryError(f"{path} is a folder")
     elif stat.S_ISBLK(there.st_mode):
@@ -68,22 +68,6 @@ def _follow(path: Path) -> tuple[Path, int | None]:
             return path, None
         path = folder / path.readlink()
     raise OSError(f"{path} is a link to itself")
-
-
-def _replace(path: Path, data: bytes, mode: int | None) -> None:
-    temporary = path.with_name(f".pygraph-{secrets.token_hex(12)}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            if mode is not None:
-                os.fchmod(descriptor, mode)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def _write_into_open_file(descriptor: int, data: bytes) -> None:

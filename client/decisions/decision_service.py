@@ -95,6 +95,8 @@ class DecisionService:
         for graph in graphs:
             state = known.get(graph.digest, NOTHING)
             log.info("%s: looked up: %s", graph.name, state.text)
+            if state.entry is not None:
+                self.cache.bundle.add_hit(environment, graph, state.entry)
         hits = sum(known.get(graph.digest, NOTHING).entry is not None for graph in graphs)
         self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         return known
@@ -131,6 +133,7 @@ class DecisionService:
         self.report.record_deployment(pending.graph, pending.environment, *how)
         if outcome.adopted is not None:
             self.report.count(adopted=1)
+            self.cache.bundle.add_hit(pending.environment, pending.graph, outcome.adopted)
             return
         if outcome.measurements:
             self.report.count(measured=1)

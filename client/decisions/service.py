@@ -1,20 +1,22 @@
 """Access to the cache of decisions: lookups, records and leases.
 
-Asks the daemon. Without a daemon, reads its database, the spool and what the package ships, and leaves records in the spool. Raises
-nothing, and each call takes a fraction of a second at most. Failures are counted in the report. After two failures that took time,
-this process does not ask the daemon again.
+Asks the daemon. Without a daemon, reads its database, the spool and what the package ships, and leaves records in the spool. What
+none of them knows, a bundle may. Raises nothing, and each call takes a fraction of a second at most. Failures are counted in the
+report. After two failures that took time, this process does not ask the daemon again.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.decisions import daemon_start, spool
+from pygraphd.client.decisions.bundle import Bundle
 from pygraphd.client.decisions.transport import Transport, TransportError
-from pygraphd.schema import messages, offline, shipped
+from pygraphd.schema import messages, offline, portable, shipped
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import (
     Entry,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.schema.keys import Environment
     from pygraphd.schema.locations import Locations
+    from pygraphd.schema.portable import Portable
 
 MAX_FAILURES = 2
 OTHER_VERSION = "of another version; run: pygraphd restart"
@@ -48,6 +51,8 @@ class Cache:
 
     def __init__(self, locations: Locations, host: str, report: Report, *, readonly: bool = False) -> None:
         """Record as `host`. `readonly`: nothing is recorded, and no lease is asked for."""
+        self.bundle = Bundle(locations, report)
+        self._handed_over: set[tuple[str, str]] = set()
         self._readonly = readonly
         self._locations = locations
         self._transport = Transport(locations.socket)
@@ -65,11 +70,28 @@ class Cache:
         entries = self._ask(request)
         if entries is None:
             entries = self._read_files(request)
+        known = {entry.graph: entry for entry in entries if entry.graph in request.graphs}
+        unknown = [
+            graph for graph in graphs if (entry := known.get(graph)) is None or _ranks_below_a_bundle(entry)
+        ]
+        if found := self.bundle.find(environment, unknown):
+            self._hand_over(found)
+            known |= {each.record.graph.digest: each.entry() for each in found}
         self._report.lookup_ms += (time.perf_counter() - began) * 1e3
-        return {entry.graph: entry for entry in entries if entry.graph in request.graphs}
+        return known
+
+    def _hand_over(self, entries: Sequence[Portable]) -> None:
+        """Have the daemon import what a bundle brought, once, so that it serves and shows it."""
+        new = [each for each in entries if each.key not in self._handed_over]
+        self._handed_over.update(each.key for each in new)
+        self._report.count(from_bundle=len(new))
+        for request in portable.requests(new) if not self._readonly else ():
+            self._send(messages.IMPORT_PATH, json.dumps(request.as_json()).encode())
 
     def record(self, environment: Environment, records: Sequence[Record]) -> None:
         """Record decisions and measurements: at the daemon, else in the spool."""
+        for each in records:
+            self.bundle.add(environment, self._origin, each)
         if self._readonly:
             self._report.count(withheld=len(records))
             return
@@ -99,22 +121,29 @@ class Cache:
         return answer.entries
 
     def _exchange(self, target: str, body: bytes, kind: type[_Answer]) -> _Answer | None:
+        answer = self._send(target, body)
+        if answer is None:
+            return None
+        try:
+            read = messages.decode(kind, answer)
+        except InvalidMessageError:
+            self._fail("daemon: answer not understood")
+            return None
+        self._report.daemon_version = read.version
+        return read
+
+    def _send(self, target: str, body: bytes) -> bytes | None:
         if self._failures >= MAX_FAILURES or target in self._unknown:
             return None
         try:
-            answer = messages.decode(kind, self._transport.request("POST", target, body))
+            return self._transport.request("POST", target, body)
         except TransportError as error:
             if error.unknown:
                 self._unknown.add(target)
                 self._fail(f"daemon: {OTHER_VERSION}", free=True)
             elif not (error.absent and self._is_starting()):
                 self._fail(f"daemon: {error}", free=error.absent)
-        except InvalidMessageError:
-            self._fail("daemon: answer not understood")
-        else:
-            self._report.daemon_version = answer.version
-            return answer
-        return None
+            return None
 
     def _fail(self, reason: str, *, free: bool = False) -> None:
         self._failures += not free
@@ -178,6 +207,10 @@ class Cache:
 def _told(error: Exception) -> str:
     strerror = error.strerror if isinstance(error, OSError) else None
     return strerror or f"{type(error).__name__}: {error}"
+
+
+def _ranks_below_a_bundle(entry: Entry) -> bool:
+    return not entry.decision.final or entry.host.startswith(shipped.SHIPPED)
 
 
 def _job() -> str:

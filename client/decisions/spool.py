@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pygraphd.schema import messages
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pygraphd.schema.messages import Decision, Record
+    from pygraphd.schema.messages import Decision
 
 MAX_FILES = 1000
 MAX_READ = 256
@@ -58,7 +57,7 @@ def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
     A decision that is not final never hides a final one. Files that are not ours or not valid are skipped.
     """
     entries: dict[str, Entry] = {}
-    for request, left_at in _requests(folder):
+    for request, left_at in requests(folder):
         if request.environment.digest() == environment:
             merge(entries, request, left_at, newer=False)
     return entries
@@ -72,23 +71,15 @@ def merge(entries: dict[str, Entry], request: RecordRequest, left_at: float, *, 
     for record in request.records:
         known = entries.get(record.graph.digest)
         if known is None or _replaces(record.decision, known.decision, newer=newer):
-            entries[record.graph.digest] = _entry(record, request.origin.host, left_at)
-
-
-def _entry(record: Record, host: str, left_at: float) -> Entry:
-    entry = Entry(record.graph.digest, record.decision, os.getuid(), host)
-    for each in record.measurements:
-        if each.deployment is record.decision.deployment:
-            entry = replace(entry, cost_us=each.median_us, host_us=each.host_us, span_us=each.span_us)
-            return replace(entry, measured_at=left_at)
-    return entry
+            entries[record.graph.digest] = record.entry(os.getuid(), request.origin.host, left_at)
 
 
 def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:
     return newer if decision.final == known.final else decision.final
 
 
-def _requests(folder: Path) -> Iterator[tuple[RecordRequest, float]]:
+def requests(folder: Path) -> Iterator[tuple[RecordRequest, float]]:
+    """Yield the newest files that are ours and valid, with their times, in seconds since the epoch; raises OSError."""
     names = sorted(os.listdir(folder), reverse=True) if folder.is_dir() else []  # noqa: PTH208
     size = 0
     for name in [name for name in names if name.endswith(".json") and not name.startswith(".")][:MAX_READ]:

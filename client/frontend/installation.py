@@ -98,6 +98,8 @@ class Hook:
                 runtime.report.count_failure(f"daemon: {reason}")
             if torch_private.cuda_is_set_up():  # else there may be no graph to record
                 runtime.devices.prepare_helper()
+            with self._guard("adding to artifacts"):
+                self._undo.append(torch_private.add_to_artifacts(self._before_saving))
         with self._guard("splitting graphs"):
             self._split()
         with self._guard("adding a pass"):
@@ -114,6 +116,12 @@ class Hook:
             runtime.report.count_failure(f"custom operators: {reason}")
             return
         self._undo.append(torch_private.split_graphs(runtime.options.graph_ops))
+
+    def _before_saving(self, add: Callable[[Mapping[str, object]], None]) -> None:
+        """Have the decisions of this process be among the artifacts that the program is about to save."""
+        with self._guard("adding to artifacts"):
+            if (runtime := self._runtime_here()) is not None:
+                add(runtime.cache.bundle.artifacts())
 
     # --- before a compilation ---
 

@@ -14,6 +14,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.common import log
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import fingerprint
+from pygraphd.client.decisions.bundle import Bundle
 from pygraphd.client.decisions.decision_service import DecisionService
 from pygraphd.client.decisions.ranks.process_group import Groups
 from pygraphd.client.decisions.service import Cache
@@ -58,6 +59,8 @@ class Runtime:
         self.report = Report()
         host = socket.gethostname()
         self.cache = Cache(self.locations, host, self.report, readonly=self.options.readonly)
+        folders = self.options.bundle, torch_private.inductor_cache
+        self.cache.bundle = Bundle(self.locations, self.report, *folders)
         for misread in self.options.misread:
             self.report.count_failure(misread)
         trust = TrustPolicy(host, self.options.trust, self.options.refresh, self.options.max_age_s)
@@ -119,6 +122,8 @@ class Runtime:
     def close(self) -> None:
         """Report and record the remaining graphs; called last in a process."""
         self.decisions.close()
+        if not self.options.readonly:
+            self.cache.bundle.write()
         for reason in torch_private.graph_breaks():
             self.report.count_graph_break(reason)
 

@@ -11,12 +11,14 @@
 `PYGRAPH_SIZE_CALLS`: the call from which on a dynamic size is decided; 3 by default.
 `PYGRAPH_RECHECK_S`: seconds between two checks of a graph's results, or a length of time; 600 by default, 0: none.
 `PYGRAPH_MAX_AGE`: seconds, or `30d`, `12h`; entries measured longer ago are measured anew; 30 days by default, 0: no limit.
+`PYGRAPH_BUNDLE=FOLDER`: decisions are also looked up in the files of a folder, and written there when the program ends.
 `PYGRAPH_LOG=debug|info|warning`: changes of state are logged from this level on; by default nothing is printed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pygraphd.client.backend import vouched_operators
@@ -38,6 +40,7 @@ GRAPH_OPS = "PYGRAPH_GRAPH_OPS"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
 LOG = "PYGRAPH_LOG"
+BUNDLE = "PYGRAPH_BUNDLE"
 MAX_AGE = "PYGRAPH_MAX_AGE"
 MAX_AGE_S = 30 * 86400.0
 SIZES = "PYGRAPH_SIZES"
@@ -63,6 +66,8 @@ class Options:
     """Age in seconds above which an entry is measured anew; 0: no limit."""
     sizes: Bounds = field(default_factory=Bounds)
     trust: Trust = Trust.VERIFY
+    bundle: Path | None = None
+    """The folder of `PYGRAPH_BUNDLE`; None: there is none."""
     log: str | None = None
     """The level to log from; None: as the program has configured logging."""
     misread: tuple[str, ...] = ()
@@ -86,6 +91,7 @@ def read(environ: Mapping[str, str]) -> Options:
             calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
         ),
         trust=_trust(environ, misread),
+        bundle=Path(environ[BUNDLE]).absolute() if environ.get(BUNDLE) else None,
         log=_level(environ, misread),
         misread=tuple(misread),
     )

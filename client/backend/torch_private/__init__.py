@@ -10,6 +10,7 @@ with `requirements.py`. All other code calls `torch_private.NAME`.
 # fmt: off
 from __future__ import annotations
 
+from pygraphd.client.backend.torch_private.artifacts import add_to_artifacts
 from pygraphd.client.backend.torch_private.autograd import no_hooks_see_saved, saves_by_hooks
 from pygraphd.client.backend.torch_private.capture import (
     Pool, allocation_history, capturing, clear_workspaces, current_device, current_stream, empty_cache, graphs_share_random_state,
@@ -19,7 +20,7 @@ from pygraphd.client.backend.torch_private.compiled_facts import CompiledFacts, 
 from pygraphd.client.backend.torch_private.distributed import default_store
 from pygraphd.client.backend.torch_private.inductor import (
     Cudagraphify, Runnable, align_inputs, compile_with_inductor, count_in_compilation, counted_in_compilation, cuda_is_set_up, cudagraphs_asked,
-    graph_breaks, install, is_in_subgraph, is_ours, is_own_file, kernel_options, note_ours,
+    graph_breaks, inductor_cache, install, is_in_subgraph, is_ours, is_own_file, kernel_options, note_ours,
 )
 from pygraphd.client.backend.torch_private.operators import is_mutable, keep_results, lower_as, operator_of
 from pygraphd.client.backend.torch_private.partitions import graphs_are_split, split_graphs, split_partitions

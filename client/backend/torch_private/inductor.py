@@ -111,6 +111,12 @@ def inductor_config() -> Any:
     return importlib.import_module("torch._inductor.config")
 
 
+def inductor_cache() -> Path:
+    """Return the folder of Inductor's cache, made if need be; raises OSError."""
+    runtime_utils: Any = importlib.import_module("torch._inductor.runtime.runtime_utils")
+    return Path(runtime_utils.cache_dir())
+
+
 # Options that name paths, tools, timeouts or debugging aids: they differ between hosts and change no kernel.
 _NO_KERNEL_OPTION = (
     "aot_inductor", "autoheuristic_log_path", "compile_worker", "cpp.cxx", "cuda.cuda_cxx", "debug", "disable_progress",

@@ -27,6 +27,7 @@ REQUIRED = (
     ("torch._inductor.config", "save_config_portable"),
     ("torch._inductor.config", "triton.cudagraphs"),
     ("torch._inductor.config", "graph_partition"),
+    ("torch._inductor.runtime.runtime_utils", "cache_dir"),
     ("torch", "_TorchCompileInductorWrapper"),
 )
 """Modules and names that the hook needs."""
@@ -65,6 +66,15 @@ PARTITIONS_REQUIRED = (
     ("torch.library", "_impls"),
 )
 """Names that splitting graphs needs beside `PASSES_REQUIRED`."""
+
+ARTIFACTS_REQUIRED = (
+    ("torch.compiler._cache", "CacheArtifactManager.record_artifact"),
+    ("torch.compiler._cache", "CacheArtifactManager.serialize"),
+    ("torch.compiler._cache", "CacheArtifactManager._new_cache_artifacts"),
+    ("torch.compiler._cache", "CacheArtifactManager._seen_artifacts"),
+    ("torch._inductor.runtime.autotune_cache", "AutotuneCacheArtifact"),
+)
+"""Names that adding to the artifacts of `torch.compiler.save_cache_artifacts` needs."""
 
 GROUP_REQUIRED = (
     ("torch.distributed.distributed_c10d", "_get_default_store"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,7 +32,7 @@ from pygraphd.client.backend.torch_private import (
 from pygraphd.client.placement.hoist import HERE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 pytestmark = pytest.mark.torch
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.torch
 
 def test_this_torch_has_all_that_is_needed() -> None:
     assert torch_private.missing() is None
+    assert requirements.lacking(requirements.ARTIFACTS_REQUIRED) is None
 
 
 @pytest.mark.parametrize(("module", "name"), requirements.REQUIRED, ids=range(len(requirements.REQUIRED)))
@@ -413,3 +415,57 @@ def test_tensors_are_filled_again_when_a_capture_has_begun_or_failed_to() -> Non
             capture._begin_capture(Beginning(during))
 
         assert torch.zeros(2).fill_(3).tolist() == [3, 3]
+
+
+@pytest.fixture
+def artifacts_apart() -> Iterator[Any]:
+    """Keep the artifacts of a test from those of others; return what torch collects them in."""
+    from torch.compiler._cache import CacheArtifactManager
+
+    with CacheArtifactManager.with_fresh_cache():
+        yield CacheArtifactManager
+
+
+def autotune_keys(saved: Any) -> list[str]:
+    """Return the keys of what a load would write."""
+    from torch.compiler._cache import CacheArtifactManager
+
+    artifacts = CacheArtifactManager.deserialize(saved[0])
+    assert artifacts is not None
+    return [each.key for each in artifacts["autotune"]]
+
+
+def test_what_is_added_to_artifacts_hides_nothing_that_was_saved_before(artifacts_apart: Any) -> None:
+    """Of two lists of one type, which two saves leave, torch loads the second alone."""
+    contents: dict[str, object] = {"pygraph/a.json": {"a": 1}}
+    remove = torch_private.add_to_artifacts(lambda add: add(contents))
+    artifacts_apart.record_artifact("autotune", "theirs/x.best_config", {"num_warps": 4})
+
+    first = torch.compiler.save_cache_artifacts()
+    contents["pygraph/b.json"] = {"b": 2}
+    second = torch.compiler.save_cache_artifacts()
+    with artifacts_apart.with_fresh_cache():  # as `standalone_compile` does for one graph
+        artifacts_apart.record_artifact("autotune", "theirs/y.best_config", {})
+        alone = torch.compiler.save_cache_artifacts()
+    remove()
+    contents["pygraph/c.json"] = {}
+    third = torch.compiler.save_cache_artifacts()
+
+    assert autotune_keys(first) == ["theirs/x.best_config", "pygraph/a.json"]
+    assert autotune_keys(second) == autotune_keys(third) == [*autotune_keys(first), "pygraph/b.json"]
+    assert autotune_keys(alone) == ["theirs/y.best_config"]
+
+
+def test_an_artifact_is_loaded_as_a_file_of_inductors_cache(
+    artifacts_apart: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    remove = torch_private.add_to_artifacts(lambda add: add({"pygraph/a.json": {"a": [1, 2.5, None]}}))
+    saved = torch.compiler.save_cache_artifacts()
+    remove()
+    assert saved is not None
+
+    torch.compiler.load_cache_artifacts(saved[0])
+
+    assert torch_private.inductor_cache() == tmp_path
+    assert json.loads((tmp_path / "pygraph" / "a.json").read_text()) == {"a": [1, 2.5, None]}

@@ -1,0 +1,81 @@
+"""Decisions in PyTorch's cache artifacts, and in the folder of `PYGRAPH_BUNDLE`, between processes with homes and caches of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.e2e.conftest import PROGRAM, RUN_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Sandbox
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+WITHOUT_PYGRAPH = """
+import runpy, sys
+sys.path.append(sys.argv[1])
+sys.modules["pygraphd"] = None
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program where nothing of PyGraph can be imported; `-S` leaves out what an editable installation adds."""
+
+
+def run(sandbox: Sandbox, home: Path, *arguments: Path, pygraph: bool = True, **more: str) -> dict[str, Any]:
+    """Run the program with a home and an Inductor cache of its own; return its summary, empty `without` PyGraph."""
+    program = PROGRAM.with_name("artifacts.py")
+    environ = sandbox.environment(
+        PYGRAPH="1" if pygraph else "",
+        PYGRAPHD_HOME=str(home),
+        PYGRAPH_SUMMARY=str(home / "summary.json"),
+        TORCHINDUCTOR_CACHE_DIR=str(home / "inductor"),
+        TORCH_DEVICE_BACKEND_AUTOLOAD=str(int(pygraph)),
+        **more,
+    )
+    site = str(Path(torch.__file__).parents[1])
+    start = [] if pygraph else ["-I", "-S", "-c", WITHOUT_PYGRAPH, site]
+    command = [sys.executable, *start, str(program), *map(str, arguments)]
+    home.mkdir(mode=0o700, exist_ok=True)
+    subprocess.run(command, env=environ, check=True, timeout=RUN_TIMEOUT_S)
+    summary: dict[str, Any] = json.loads((home / "summary.json").read_text()) if pygraph else {}
+    return summary
+
+
+def test_artifacts_go_through_a_python_without_pygraph(sandbox: Sandbox, tmp_path: Path) -> None:
+    first, second, third, fourth = (tmp_path / name for name in ("one", "two", "three", "four"))
+    saved, saved_without, saved_again = (tmp_path / name for name in ("first", "second", "third"))
+
+    cold = run(sandbox, first, tmp_path / "none", saved)
+    run(sandbox, second, saved, saved_without, pygraph=False)
+    files = {file.name for file in (second / "inductor" / "pygraph").iterdir()}
+    # What Inductor's folder has goes with the folder, and what a program uses with its artifacts.
+    (second / "inductor").rename(tmp_path / "inductor")
+    third.mkdir(mode=0o700)
+    (tmp_path / "inductor").rename(third / "inductor")
+    known = run(sandbox, third, saved_without, saved_again)
+    known_again = run(sandbox, fourth, saved_again, tmp_path / "last")
+
+    assert (cold["hits"], cold["misses"]) == (0, 2)
+    assert len(files) == 2
+    for each in (known, known_again):
+        assert (each["hits"], each["misses"], each["from_bundle"], each["measured"]) == (2, 0, 2, 0)
+        assert not any(failure.startswith("bundle") for failure in each["failures"])
+
+
+def test_a_folder_that_all_processes_share(sandbox: Sandbox, tmp_path: Path) -> None:
+    shared = tmp_path / "not" / "there yet"
+    none = tmp_path / "none"
+
+    first = run(sandbox, tmp_path / "one", none, tmp_path / "a", PYGRAPH_BUNDLE=str(shared))
+    second = run(sandbox, tmp_path / "two", none, tmp_path / "b", PYGRAPH_BUNDLE=str(shared))
+
+    assert (first["hits"], first["from_bundle"]) == (0, 0)
+    assert (second["hits"], second["from_bundle"]) == (2, 2)
+    assert len(list(shared.iterdir())) == 2
