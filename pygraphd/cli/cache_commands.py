@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from pygraphd.cli.output import check_open
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.locations import locate
@@ -234,18 +234,12 @@ def import_(
 def _write_out(entries: Iterable[Portable]) -> int:
     from pygraphd.daemon import exchange
 
-    if sys.stdout is None:
-        raise CommandError("standard output: is closed")
+    check_open()
     with _buffer("w+") as buffer:
         count = exchange.write(entries, buffer)
         buffer.seek(0)
-        try:
-            shutil.copyfileobj(buffer, sys.stdout)
-            sys.stdout.flush()
-        except OSError as error:
-            # What is left in its buffer would fail once more when Python ends, with code 120 and a traceback.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise CommandError(f"standard output: cannot be written: {error.strerror}") from error
+        shutil.copyfileobj(buffer, sys.stdout)
+        sys.stdout.flush()
     return count
 
 

@@ -51,10 +51,13 @@ class StandardOutput:
         except OSError as error:
             raise self._failed(error) from error
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether standard output is closed, so that nothing is written."""
+        return self._stream is None
+
     def flush(self) -> None:
-        """See that all is written; raises CommandError if standard output is closed."""
-        if self._stream is None:
-            raise CommandError("standard output: is closed")
+        """See that all is written; raises CommandError where it cannot be."""
         self.end()
 
     def end(self) -> None:
@@ -101,6 +104,12 @@ def standard_output() -> Iterator[None]:
     finally:
         sys.stdout = before
         output.end()
+
+
+def check_open() -> None:
+    """Raise CommandError if standard output is closed, for a command that is to write nothing but data to it."""
+    if getattr(sys.stdout, "is_closed", sys.stdout is None):
+        raise CommandError("standard output: is closed")
 
 
 def complain(text: str) -> None:
