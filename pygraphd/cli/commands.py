@@ -208,7 +208,15 @@ def config_show(json: _AsJson = False) -> None:
 
 
 @application.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-def run(arguments: Annotated[list[str] | None, typer.Argument(metavar="[--] SCRIPT ARGS...")] = None) -> None:
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[--] SCRIPT ARGS...",
+            help="As after `python`: options, a script or -m MODULE, and its arguments.",
+        ),
+    ] = None,
+) -> None:
     """Run a Python script with PyGraph switched on (PYGRAPH=1); everything after `run` goes to Python."""
     from pygraphd.cli.launch import launch
 

@@ -131,9 +131,14 @@ def saved(connection: sa.Connection, hits: Mapping[tuple[str, str], int]) -> Cou
         graphs[environment][graph] = count
     for environment, counts in graphs.items():
         for row in connection.execute(_COSTS, {"environment": environment, "graphs": list(counts)}):
-            measuring_us += counts[row.graph] * row.measuring_us
-            recording_us += counts[row.graph] * (row.recording_us or 0.0)
+            measuring_us += counts[row.graph] * _valid_us(row.measuring_us)
+            recording_us += counts[row.graph] * _valid_us(row.recording_us)
     return Counters(measuring_saved_s=measuring_us / 1e6, recording_saved_s=recording_us / 1e6)
+
+
+def _valid_us(value: float | None) -> float:
+    """Return a time of a row, 0 for one that no program records: an infinite one would stay in the sum for ever."""
+    return value if value is not None and 0 <= value <= MAX_COUNT else 0.0
 
 
 def add(connection: sa.Connection, counted: Counters, now: float) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
@@ -114,6 +116,23 @@ def test_a_hit_saves_what_its_entry_cost(
     stored = ever(tmp_path)
     assert stored is not None
     assert stored.counters.measuring_saved_s == pytest.approx(3 * measuring_s)
+
+
+def test_times_that_no_program_records_save_nothing(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    asked = today(make_request("a"), Deployment.KERNELS)
+
+    async def use(cache: Cache) -> None:
+        await cache.record(encode(asked), ROOT)
+        with contextlib.closing(sqlite3.connect(tmp_path / "cache.db")) as database, database:
+            database.execute("UPDATE decision SET recording_us = 9e999")
+            database.execute("UPDATE measurement SET host_us = 9e999 WHERE deployment = 'GRAPH'")
+        await cache.lookup(lookup(asked))
+        await cache.write_hits()
+        assert (cache.counters.measuring_saved_s, cache.counters.recording_saved_s) == (0, 0)
+
+    with_cache(tmp_path, use)
 
 
 def test_counts_outlive_the_daemon_until_they_are_begun_anew(
