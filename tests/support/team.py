@@ -67,16 +67,12 @@ class Member(Home):
         assert isinstance(entries, list)
         return entries
 
-    def wait_for(self, *names: str) -> list[dict[str, Any]]:
-        """Look graphs up until all are known, as programs do; return their entries."""
-        found: list[dict[str, Any]] = []
-
-        def is_known() -> bool:
-            found[:] = self.lookup(*names)
-            return len(found) == len(names)
-
-        self.wait_until(is_known)
-        return found
+    def find(self, *names: str) -> list[dict[str, Any]]:
+        """Look graphs up that are not known here, wait until the team has been asked for them, and return the entries that are known then."""
+        before = self.stats["team_asked"]
+        assert self.lookup(*names) == []
+        self.wait_until(lambda: self.stats["team_asked"] == before + len(names))
+        return self.lookup(*names)
 
     @property
     def stats(self) -> dict[str, Any]:

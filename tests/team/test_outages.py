@@ -103,7 +103,7 @@ def test_a_slow_server_is_waited_for(
     proxy.delay_s = 0.05
     other = member(shared.url(READER, proxy.port))
     other.start()
-    other.wait_for("a")
+    assert len(other.find("a")) == 1
 
     assert other.stats["team_failed"] == 0
 
@@ -157,7 +157,7 @@ def test_what_waited_in_the_spool_is_published(shared: TeamDatabase, member: Cal
     body = home.body("a")
     (home.locations.spool / "one.json").write_bytes(body)
     home.start()
-    home.wait_for("a")
+    home.wait_until(lambda: len(home.lookup("a")) == 1)
     home.wait_until_published()
     # A program that has waited too long for an answer leaves what was stored in the spool, too.
     (home.locations.spool / "two.json").write_bytes(body)

@@ -103,35 +103,40 @@ def _bounded(column: Any) -> Any:
 
 
 def _selection() -> sa.Select[*tuple[Any, ...]]:
-    decision, measurement = tables.decision, tables.measurement
-    latest = sa.func.row_number().over(
-        partition_by=[decision.c.graph, decision.c.publisher],
-        order_by=[decision.c.published_at.desc(), decision.c.id],
-    )
-    ours = (
-        sa.select(decision, latest.label("latest"))
+    decision, measurement, graph = tables.decision, tables.measurement, tables.graph
+    # Each publisher of a graph has one row of `graph`, and its latest decisions are the end of a range of the index. So the
+    # statement costs the same however many rows somebody has added.
+    latest = (
+        sa.select(decision)
         .where(
             decision.c.environment == sa.bindparam("environment"),
-            decision.c.graph.in_(sa.bindparam("graphs", expanding=True)),
-            decision.c.final == 1,
+            decision.c.graph == graph.c.digest,
+            decision.c.publisher == graph.c.publisher,
         )
-        .subquery()
+        .order_by(decision.c.published_at.desc())
+        .limit(RECORDS_OF_ONE)
+        .lateral()
     )
     place = sa.func.row_number().over(
-        partition_by=ours.c.graph, order_by=[ours.c.published_at.desc(), ours.c.id]
+        partition_by=latest.c.graph, order_by=[latest.c.published_at.desc(), latest.c.id]
     )
-    few = sa.select(ours, place.label("place")).where(ours.c.latest <= RECORDS_OF_ONE).subquery()
+    few = (
+        sa.select(
+            latest, *(column for column in graph.columns if column.name not in _KEYS), place.label("place")
+        )
+        .select_from(graph.join(latest, sa.true()))
+        .where(graph.c.digest.in_(sa.bindparam("graphs", expanding=True)))
+        .subquery()
+    )
     columns = [
-        *(_bounded(column) for column in few.columns if column.name not in {"latest", "place"}),
+        *(_bounded(column) for column in few.columns if column.name != "place"),
         *(_bounded(column) for column in tables.environment.columns if column.name not in _KEYS),
-        *(_bounded(column) for column in tables.graph.columns if column.name not in _KEYS),
         *(column for column in measurement.columns if column.name not in {*_KEYS, "deployment"}),
         measurement.c.deployment.label("measured_deployment"),
     ]
     query = sa.select(*columns).select_from(few)
     for table, key, name in (
         (tables.environment, few.c.environment, "id"),
-        (tables.graph, few.c.graph, "digest"),
         (measurement, few.c.id, "decision"),
     ):
         query = query.join(table, (table.c[name] == key) & (table.c.publisher == few.c.publisher))
