@@ -46,9 +46,10 @@ class Bundle:
     def find(self, environment: Environment, graphs: Sequence[str]) -> list[Portable]:
         """Return the entries for some graphs (digests) in files; one that is not valid is a miss, and counted as a failure."""
         found: dict[str, Portable] = {}
+        where = environment.digest()
         for folder in self._folders() if graphs else ():
             for graph in (each for each in graphs if each not in found):
-                read = functools.partial(bundle.read, folder, environment.digest(), graph)
+                read = functools.partial(bundle.read, folder, where, graph)
                 if entry := guarded(self._report, f"bundle: {folder}")(read):
                     found[graph] = entry
                     self._add(entry_id(*entry.key), entry)

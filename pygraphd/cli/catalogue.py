@@ -49,6 +49,7 @@ _ENTRY = (
     tables.Decision.final,
     tables.Decision.calls,
     tables.Decision.uid,
+    tables.Decision.host,
     tables.Decision.created_at,
     tables.Decision.measured_at,
     tables.Decision.hits,

@@ -13,6 +13,7 @@ from pygraphd.cli.output import printable
 from pygraphd.config import shown, variable
 from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import Deployment
+from pygraphd.schema.portable import ELSEWHERE
 from pygraphd.schema.reasons import NOT_STATED
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _two_lines(entry: CachedEntry, width: int, now: float) -> str:
     age = human_duration(now - _known_since(facts))
     medians = (_microseconds(entry.medians_us.get(name)) for name in Deployment)
     figures = (facts["id"][:_DIGITS], facts["kind"], _deployment(facts), *medians, age, _hits(entry))
-    part = f"{facts['gpu']}, {facts['partition'] + 1}/{facts['partitions']}, {facts['operators']} ops"
+    part = f"{facts['gpu']}, {facts['partition'] + 1}/{facts['partitions']}, {facts['operators']} ops{_origin(entry)}"
     below = f"  {part}{sizes_text(facts['sizes'])}: {entry.text}"
     return f"{_aligned_figures(*figures)}\n{below if len(below) <= width else below[: width - 1] + '…'}"
 
@@ -341,7 +342,7 @@ def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
         _sizes(facts["sizes"]) or "-",
         _deployment(facts),
         *(_microseconds(entry.medians_us.get(name)) for name in Deployment),
-        facts["gpu"],
+        f"{facts['gpu']}{_origin(entry)}",
         f"{human_duration(now - _known_since(facts))}/{_hits(entry)}",
         entry.text,
     )
@@ -388,7 +389,15 @@ def decided_text(entry: CachedEntry, now: float) -> str:
     """Return when and by whom an entry was decided."""
     if entry.shipped:
         return SHIPPED_TEXT
-    return f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}"
+    return (
+        f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}{_origin(entry)}"
+    )
+
+
+def _origin(entry: CachedEntry) -> str:
+    """Return what brought an entry, and from which host; empty if it was decided here."""
+    host = entry.facts["host"]
+    return f", from {host}" if host.startswith(ELSEWHERE) else ""
 
 
 def reason_against(deployment: str, reason: Reason, against: Reason) -> list[tuple[str, str]]:

@@ -61,6 +61,7 @@ def _entry(row: Row, medians: Row) -> Row:
     decision_of(row)
     check_text("gpu", row["gpu"], maximum=256)
     check_int("uid", row["uid"], maximum=2**32)
+    check_text("host", row["host"], maximum=256)
     check_int("hits", row["hits"], maximum=MAX_COUNT)
     check_number("created_at", row["created_at"], maximum=MAX_TIME)
     for name in ("measured_at", "last_hit"):

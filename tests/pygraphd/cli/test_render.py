@@ -31,6 +31,7 @@ _FACTS = {
     "final": True,
     "calls": 24,
     "uid": 1000,
+    "host": "host-a",
     "created_at": 1000.0,
     "measured_at": 1000.0,
     "hits": 5,
@@ -279,3 +280,15 @@ def test_a_listing_has_one_header_and_columns_that_fit_all_its_pages() -> None:
     assert len(lines) == 4
     assert lines[2].index("a GPU") == lines[1].index("NVIDIA") == lines[0].index("GPU  ")
     assert len(lines[3]) == len(lines[2])
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("bundle:host-b", True), ("import:host-b", True), ("host-b", False)]
+)
+def test_an_entry_that_a_file_brought_says_so(host: str, shown: bool) -> None:
+    entry = CachedEntry(_FACTS | {"host": host}, {})
+
+    listed = "\n".join(render.entries_table([[entry]], now=1000.0))
+    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
+
+    assert (f", from {host}" in listed, f"ago by uid 1000, from {host}" in text) == (shown, shown)

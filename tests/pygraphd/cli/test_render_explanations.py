@@ -16,7 +16,7 @@ NOISY = "; the host or GPU was too noisy to rely on it"
 RAN = Deployed("a" * 64, Kind.FORWARD, "c" * 64, Deployment.GRAPH, FASTER, True, Source.CACHE)
 FACTS = {
     "id": "1" * 64, "graph": "a" * 64, "kind": "forward", "partition": 0, "partitions": 3, "operators": 12, "sizes": [],
-    "deployment": "GRAPH", "reason": "faster", "detail": "", "against": "slower", "against_detail": "", "policy": 1, "final": True, "calls": 0, "uid": 1000,
+    "deployment": "GRAPH", "reason": "faster", "detail": "", "against": "slower", "against_detail": "", "policy": 1, "final": True, "calls": 0, "uid": 1000, "host": "",
     "created_at": 1000.0, "measured_at": 1000.0, "hits": 5, "last_hit": None, "environment": "d" * 64, "gpu": "NVIDIA H200",
 }  # fmt: skip
 ROW = {
