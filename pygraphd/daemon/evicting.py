@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 LOOK_S = 3600.0
 """How often entries are looked for that were unused for too long: that takes a look at all of them."""
+_SET_S = 3600.0
+"""How far the clock is set before no age is believed for `LOOK_S`: a clock that is wrong for a moment must not empty the cache."""
 _FILLED = 0.9
 """The share of the size limit down to which entries are deleted, so that not each record deletes some."""
 _LAST_USE = "max(created_at, coalesce(last_hit, 0.0))"
@@ -47,6 +49,7 @@ class Eviction:
         self._path = path
         self._next_look = self._next_age_look = 0.0
         self._must_pack = False
+        self._clock_offset_s: float | None = None
 
     async def keep(
         self,
@@ -80,12 +83,22 @@ class Eviction:
             limits = dataclasses.replace(limits, unused_s=0.0)
         else:
             self._next_age_look = now + LOOK_S
+            if self._was_clock_set(now):
+                limits = dataclasses.replace(limits, unused_s=0.0)
         if limits == Limits():
             return None
         try:
             return await asyncio.to_thread(age_to_evict, self._path, limits, time.time())
         except (OSError, sqlite3.Error):
             return None  # there is no file, or lookups will say what is the matter with it
+
+    def _was_clock_set(self, now: float) -> bool:
+        """Return whether the clock was set by over `_SET_S` since the last look, at `now` by `time.monotonic`; sleep counts, too."""
+        before, self._clock_offset_s = self._clock_offset_s, time.time() - now
+        if before is None or abs(self._clock_offset_s - before) <= _SET_S:
+            return False
+        _log.warning("the clock was set: no entry is evicted for its age for %s", human_duration(LOOK_S))
+        return True
 
     async def _pack(self, pack: Callable[[], Awaitable[bool]], is_quiet: bool) -> None:
         if not self._must_pack or not is_quiet:

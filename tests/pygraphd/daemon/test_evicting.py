@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import sqlite3
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from pygraphd.daemon import evicting
 from pygraphd.daemon.cache import Cache
 from pygraphd.daemon.evicting import Eviction, Limits, age_to_evict, used_bytes
 from pygraphd.daemon.leases import Leases
@@ -15,10 +17,13 @@ from pygraphd.daemon.pruning import PruneAnswer
 from pygraphd.daemon.store import Store
 from pygraphd.schema import offline
 from pygraphd.schema.locations import locate
+from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    import pytest
 
     from pygraphd.daemon.pruning import PruneRequest
     from pygraphd.schema.messages import RecordRequest
@@ -120,6 +125,39 @@ def test_what_was_unused_for_too_long_goes(
     assert housekeep(tmp_path, Limits(unused_s=30 * DAY_S)) == 0
     assert housekeep(tmp_path, Limits(unused_s=2.5 * DAY_S)) == 2
     assert left(database) == set(graphs[2:])
+
+
+def test_a_clock_that_is_set_evicts_nothing_until_it_has_stayed_so(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, clock = tmp_path / "cache.db", SteppedClock()
+    fill(database, make_request("a", "b"))
+    real, ahead_s = time.time(), 0.0
+    stands_in = SimpleNamespace(monotonic=clock.now, time=lambda: real + clock.now() + ahead_s)
+    monkeypatch.setattr(evicting, "time", stands_in)
+    ages: list[float | None] = []
+
+    async def prune(request: PruneRequest) -> PruneAnswer:
+        ages.append(request.older_than_s)
+        return PruneAnswer(0, 0, 0, request.dry_run)
+
+    async def pack() -> bool:
+        return True
+
+    async def look(eviction: Eviction, ahead: float) -> list[float | None]:
+        nonlocal ahead_s
+        ahead_s = ahead
+        clock.sleep(evicting.LOOK_S)
+        ages.clear()
+        await eviction.keep(prune, pack, is_quiet=True)
+        return [*ages]
+
+    async def run() -> None:
+        eviction, year_s = Eviction(database, Limits(unused_s=30 * DAY_S)), 365 * DAY_S
+        looks = [await look(eviction, ahead) for ahead in (0, year_s, 0, year_s, year_s)]
+        assert looks == [[], [], [], [], [30 * DAY_S]]
+
+    asyncio.run(run())
 
 
 def test_entries_of_one_moment_or_of_the_future_are_evicted_all_the_same(

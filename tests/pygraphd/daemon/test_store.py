@@ -82,6 +82,23 @@ def test_a_record_that_was_left_in_the_spool_too_is_stored_once(
     assert counted == [(7, 4), (8, 2)]
 
 
+def test_after_the_clock_was_set_back_the_later_record_still_replaces(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 1e8)
+    store.record(make_request("a"), uid=0)
+    monkeypatch.setattr(time, "time", lambda: now)
+    later = make_request("a", deployment=Deployment.KERNELS, median_us=200.0)
+    store.record(later, uid=0)
+
+    assert _answer(database, later) is Deployment.KERNELS
+    with Catalogue(database) as catalogue:
+        ((entry,),) = catalogue.pages()
+    assert entry.medians_us["KERNELS"] == 200.0
+    assert store.prune(PruneRequest(older_than_s=3600.0)).entries == 0
+
+
 def test_a_newer_record_replaces_the_decision_and_adds_measurements(
     store: Store, database: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
