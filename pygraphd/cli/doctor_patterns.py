@@ -29,6 +29,8 @@ _BREAKS, _BETWEEN, _LEFT, _TORCH, _CALLS, _FAILED = (
     "failures",
 )
 _DECIDED = "decisions"
+_BRANCH = "generic_jump TensorVariable()"
+"""What Dynamo says of an `if` or `while` on a tensor."""
 _NOT_BACK = "had not come back"
 _CALLS_BEFORE = 2
 """Calls of each size before it is decided by itself, by default: a program whose sizes come back has these, too."""
@@ -69,7 +71,7 @@ RULES = (
     ),
     _rule(
         "host reads", f"{_BREAKS} {_DECIDED}",
-        r"generic_jump TensorVariable|\.item\(|\.tolist\(|\.numpy\(|\.cpu\(|[Dd]ata[- ]dependent|Dynamic shape operator|to the host|host function",
+        r"^branch on the value|\.item\(|\.tolist\(|\.numpy\(|\.cpu\(|[Dd]ata[- ]dependent|Dynamic shape operator|to the host|host function",
         "keep the value on the GPU: torch.where instead of `if`, a tensor instead of .item(), .tolist() or .cpu(), and sizes that are known "
         "beforehand instead of nonzero() or a mask; or read it after the step. torch.cuda.set_sync_debug_mode(1) shows each read",
     ),
@@ -157,4 +159,4 @@ def _reasons(summary: Summary) -> Iterator[tuple[str, str, ReasonCode | None, in
     for kind, reasons in summary.notes.items():
         for text, times in reasons.items():
             if _NOT_BACK not in text or times > len(sized) * _CALLS_BEFORE:
-                yield kind, text, None, times
+                yield kind, text.replace(_BRANCH, "branch on the value of a tensor"), None, times

@@ -69,6 +69,7 @@ def test_host_reads_are_told_from_other_graph_breaks_each_with_its_line(
         for name, each in found.items()
     }
     assert lines == {"host reads": {1, 2, 4}, "graph breaks": {5}}
+    assert any(text.startswith("branch on the value of a tensor (") for text, _ in found["host reads"].seen)
     assert all(Path(__file__).name in text for each in found.values() for text, _ in each.seen)
 
 
