@@ -43,6 +43,9 @@ def parser() -> argparse.ArgumentParser:
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
     _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))
     _add_redis(commands.add_parser("redis", help="lookups and records a second beside Redis"))
+    _add_team(
+        commands.add_parser("team", help="have many daemons share decisions through one PostgreSQL server")
+    )
     return made
 
 
@@ -154,6 +157,18 @@ def _add_redis(command: argparse.ArgumentParser) -> None:
     command.add_argument("--clients", type=positive, default=8, help="at a time (default 8)")
     command.add_argument("--seconds", type=positive, default=5, help="of each turn (default 5)")
     command.add_argument("--rounds", type=positive, default=3, help="turns of each (default 3)")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _add_team(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_team)
+    command.add_argument(
+        "--url",
+        required=True,
+        help="an empty database, as its owner: postgresql+psycopg://ROLE@HOST/DATABASE",
+    )
+    command.add_argument("--daemons", type=positive, default=64, help="daemon processes (default 64)")
+    command.add_argument("--graphs", type=positive, default=200, help="graphs of each (default 200)")
     command.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
@@ -273,4 +288,14 @@ def _redis(options: argparse.Namespace) -> int:
 
     plan = RedisPlan(options.clients, options.seconds, options.rounds)
     print("\n".join(measure_beside_redis(plan, options.out.absolute())))
+    return 0
+
+
+def _team(options: argparse.Namespace) -> int:
+    # Imported here, as for `lookup`.
+    from benchmarks.team import Plan as TeamPlan
+    from benchmarks.team import measure_team
+
+    plan = TeamPlan(options.daemons, options.graphs, options.url)
+    print("\n".join(measure_team(plan, options.out.absolute())))
     return 0

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"gpu": "NVIDIA H100", "torch": "2.11.0", "cpu": "a CPU", "commit": "abc"}
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/performance.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/performance.md", "docs/team.md"])
 def test_pages_are_as_the_stored_results_make_them(name: str) -> None:
     assert (ROOT / name).read_text() == pages(ROOT)[name], "run: python -m tools.lab report"
 
@@ -60,6 +60,7 @@ def checkout(folder: Path, records: list[Record] = RECORDS, **more: Any) -> Path
     results.mkdir(parents=True)
     (folder / "docs").mkdir()
     (folder / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    (folder / "docs/team.md").write_text(f"{BEGIN}\n\n{END}\n")
     write_result(results / "steps-h100.json", ENVIRONMENT, {}, records)
     content = json.loads((results / "steps-h100.json").read_text())
     (results / "steps-h100.json").write_text(json.dumps({**content, **more}))
@@ -145,3 +146,21 @@ def test_without_marks_it_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(BenchmarkError, match=r"README\.md has no lines"):
         pages(root)
+
+
+def test_figures_of_a_team_are_of_the_server_s_time(tmp_path: Path) -> None:
+    root = checkout(tmp_path)
+    figures = {"per_s": 500.0, "server_us": 200.0, "connections": 64}
+    measured = {f"{key}_{name}": value for key in ("publish", "ask") for name, value in figures.items()}
+    environment = {**ENVIRONMENT, "postgres_server_version": "15.18 (Debian)"}
+    team = {"daemons": 64, "graphs": 200, "bytes_of_a_record": 2000, **measured}
+    content = {"schema": 2, "environment": environment, "records": [team]}
+    (root / "benchmarks/results/team.json").write_text(json.dumps(content))
+
+    page = pages(root)["docs/team.md"]
+
+    assert "| records published | 500 | 200 | 64 |" in page
+    # 1,250 hosts of 8 GPUs, 200 graphs each, in transactions of 64.
+    assert "1,250 daemons" in page
+    assert "5,000 transactions" in page
+    assert "| all hosts have measured it, each by itself | 250,000 | 50.00 s | 500.0 MB |" in page

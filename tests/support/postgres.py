@@ -187,17 +187,23 @@ class Postgres:
     def psql(self, database: str, script: str) -> None:
         """Execute a script as the administrator, with the commands that psql knows."""
         subprocess.run(
-            [self._program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *self._reached(database)],
+            [self.program("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", *self._reached(database)],
             input=script.encode(),
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=_BEGIN_S,
         )
 
+    @property
+    def administrator(self) -> dict[str, str]:
+        """The variables with which PostgreSQL's programs connect as the administrator."""
+        return {"PGHOST": str(self.folder), "PGPORT": str(self.port), "PGUSER": ADMINISTRATOR}
+
     def _reached(self, database: str) -> list[str]:
         return ["-h", str(self.folder), "-p", str(self.port), "-U", ADMINISTRATOR, "-d", database]
 
-    def _program(self, name: str) -> str:
+    def program(self, name: str) -> str:
+        """Return the path of one of PostgreSQL's programs."""
         return str(self._programs / name)
 
     def _administer(self, statement: sql.Composed) -> None:
@@ -238,7 +244,7 @@ class Postgres:
         user = None if self._user is None else pwd.getpwnam(self._user)
         with self._log_path.open("ab") as log:
             return subprocess.Popen(
-                [self._program(program), *words],
+                [self.program(program), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=subprocess.STDOUT if stdout == subprocess.PIPE else log,

@@ -9,6 +9,7 @@ import pytest
 
 from pygraphd.daemon.team import migrating
 from pygraphd.team_url import TeamUrl
+from tests.benchmarks.conftest import load_package
 from tests.support import postgres as support
 from tests.support.postgres import Postgres
 from tests.support.tcp_proxy import TcpProxy
@@ -17,6 +18,8 @@ from tests.support.team import OTHER, PUBLISHER, QUICK, READER, STRANGER, Member
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+load_package("benchmarks")
 
 
 @pytest.fixture(scope="session")

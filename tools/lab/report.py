@@ -1,4 +1,4 @@
-"""`python -m tools.lab report`: docs/performance.md and the table of README.md, made from the files in benchmarks/results/.
+"""`python -m tools.lab report`: docs/performance.md and the figures of README.md and docs/team.md, made from benchmarks/results/.
 
 A file is found by its name: `KIND-GPU.json`. One with a key `old` is shown after the others, with the reason that the key gives.
 """
@@ -81,7 +81,7 @@ def read_results(folder: Path, kind: str) -> list[Result]:
 
 
 def write_report(root: Path = ROOT) -> list[str]:
-    """Write both pages; return the names of those that have changed."""
+    """Write all pages; return the names of those that have changed."""
     changed = []
     for name, text in pages(root).items():
         if (root / name).read_text() != text if (root / name).exists() else True:
@@ -91,18 +91,22 @@ def write_report(root: Path = ROOT) -> list[str]:
 
 
 def pages(root: Path) -> dict[str, str]:
-    """Return the two pages as they are to be; raises BenchmarkError if README.md has no place for its table."""
-    readme = (root / "README.md").read_text()
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise BenchmarkError(f"README.md has no lines {BEGIN} and {END} for the table to stand between")
+    """Return the pages as they are to be; raises BenchmarkError if one has no place for its figures."""
     results = root / "benchmarks/results"
-    table = readme_table(read_results(results, "steps"))
     return {
         "docs/performance.md": performance(results),
-        "README.md": f"{before}{begin}\n{table}\n{end}{after}",
+        "README.md": _filled(root, "README.md", readme_table(read_results(results, "steps"))),
+        "docs/team.md": _filled(root, "docs/team.md", team_figures(read_results(results, "team"))),
     }
+
+
+def _filled(root: Path, name: str, figures: str) -> str:
+    """Return a page with figures between its marks."""
+    before, begin, rest = (root / name).read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise BenchmarkError(f"{name} has no lines {BEGIN} and {END} for its figures to stand between")
+    return f"{before}{begin}\n{figures}\n{end}{after}"
 
 
 # --- docs/performance.md ---------------------------------------------------------------------------
@@ -319,6 +323,67 @@ def _lookup(result: Result) -> str:
     }
     rows = [[_plain(record.get(name)) for name in names] for record in result.content["records"]]
     return "\n\n".join(["## A lookup in the daemon", result.where([]), _table(list(names.values()), rows)])
+
+
+_GPUS, _GPUS_OF_A_HOST, _ASKED_AT_ONCE = 10_000, 8, 64
+
+
+def team_figures(results: Sequence[Result]) -> str:
+    """Return the tables of docs/team.md: what was measured, and what it means for 10,000 GPUs."""
+    return "\n\n".join(part for each in results for part in (_team_measured(each), _team_expected(each)))
+
+
+def _team_measured(result: Result) -> str:
+    known = result.content["environment"]
+    server = f"PostgreSQL {known['postgres_server_version'].split()[0]} with its own settings"
+    rows = [
+        [
+            name,
+            f"{record[key + '_per_s']:,.0f}",
+            f"{record[key + '_server_us']:.0f}",
+            f"{record[key + '_connections']}",
+        ]
+        for record in result.content["records"]
+        for name, key in (("records published", "publish"), ("graphs asked for", "ask"))
+    ]
+    [record] = result.content["records"]
+    told = (
+        f"Measured with {record['daemons']} daemons, each of which published {record['graphs']} records and then asked for as many of"
+        f" another's. They and the server shared one machine: {server}, {known['cpu']}. A record takes"
+        f" {record['bytes_of_a_record']:,} bytes with its indexes: one row of `decision`, one of `graph`, two of `measurement`."
+    )
+    header = [
+        f"{record['daemons']} daemons at once",
+        "a second",
+        "processor time of the server for one, us",
+        "connections at most",
+    ]
+    return f"{told}\n\n{_table(header, rows)}"
+
+
+def _team_expected(result: Result) -> str:
+    [record] = result.content["records"]
+    hosts, graphs = _GPUS // _GPUS_OF_A_HOST, record["graphs"]
+    total = hosts * graphs
+    transactions = hosts * -(-graphs // _ASKED_AT_ONCE)
+
+    def row(what: str, count: int, key: str) -> list[str]:
+        seconds = count * record[f"{key}_server_us"] / 1e6
+        written = f"{count * record['bytes_of_a_record'] / 1e6:,.1f} MB" if key == "publish" else "none"
+        return [what, f"{count:,}", f"{seconds:,.2f} s", written]
+
+    rows = [
+        row("one host measures a program", graphs, "publish"),
+        row("all hosts start it at once, and know nothing", total, "ask"),
+        row("all hosts have measured it, each by itself", total, "publish"),
+    ]
+    table = _table(
+        ["what happens", "records or graphs", "processor time of the server", "added to the disk"], rows
+    )
+    return (
+        f"{_GPUS:,} GPUs in hosts of {_GPUS_OF_A_HOST} are {hosts:,} daemons. For a program of {graphs} graphs, where all ask at once, that is"
+        f" {transactions:,} transactions. By the figures above, on one core:\n\n{table}"
+    )
 
 
 def _plain(value: float | None) -> str:
