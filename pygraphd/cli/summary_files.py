@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -41,7 +42,13 @@ def variable_for(script: str, locations: Locations, environ: Mapping[str, str]) 
             old.unlink(missing_ok=True)
     except (OSError, CommandError):
         return {}  # the script runs all the same
-    return {VARIABLE: str(kept / f"{os.getpid()}.{Path(script).name}.json")}
+    return {VARIABLE: str(kept / f"{os.getpid()}.{_mark_of(script)}")}
+
+
+def _mark_of(script: str) -> str:
+    """Return the end of the name of a script's summaries: scripts of one name lie in many folders."""
+    place = hashlib.sha256(os.fsencode(Path(script).resolve())).hexdigest()[:8]
+    return f"{place}.{Path(script).name}.json"
 
 
 def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
@@ -53,7 +60,7 @@ def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
         if found:
             return found[0]
         raise UsageError(f"there is no summary yet: {HOW}")
-    # PID.SCRIPT.json of the process itself, or FILE.PID of one that it has started.
+    # PID.PLACE.SCRIPT.json of the process itself, or FILE.PID of one that it has started.
     named = [path for path in found if target.isdecimal() and target in _ends(path.name)]
     if named:
         return named[0]
@@ -66,10 +73,10 @@ def _ends(name: str) -> tuple[str, str]:
 
 
 def of_script(script: str, locations: Locations, environ: Mapping[str, str]) -> Path | None:
-    """Return the newest summary that a script has left; None if there is none."""
-    name = Path(script).name
-    marked = [path for path in _known(locations, environ) if f".{name}.json" in path.name]
-    return next(iter(_newest_first(marked)), None)
+    """Return the newest summary that a script has left, of this path if there is one, else of this name; None if there is none."""
+    known = _newest_first(_known(locations, environ))
+    marks = (f".{_mark_of(script)}", f".{Path(script).name}.json")
+    return next((path for mark in marks for path in known if mark in path.name), None)
 
 
 def _known(locations: Locations, environ: Mapping[str, str]) -> list[Path]:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +22,6 @@ from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurem
 from pygraphd.schema.policy import only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
 FASTER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
@@ -157,8 +154,9 @@ def test_the_page_is_whole_and_refers_to_nothing_outside(tmp_path: Path, locatio
 def test_a_word_names_a_file_a_process_or_the_last_summary(tmp_path: Path, locations: Locations) -> None:
     variables = {"PYGRAPHD_HOME": str(tmp_path / "home")}
     asked = summary_files.variable_for("/jobs/train.py", locations, variables)
-    kept = summary_files.folder(locations) / f"{os.getpid()}.train.py.json"
-    assert asked == {"PYGRAPH_SUMMARY": str(kept)}
+    kept = Path(asked["PYGRAPH_SUMMARY"])
+    assert kept.parent == summary_files.folder(locations)
+    assert re.fullmatch(rf"{os.getpid()}\.[0-9a-f]{{8}}\.train\.py\.json", kept.name)
     for variable in ("PYGRAPH_SUMMARY", "PYGRAPH_READONLY"):
         assert summary_files.variable_for("train.py", locations, {variable: "1"}) == {}
     with pytest.raises(UsageError, match="no summary yet"):
@@ -173,7 +171,11 @@ def test_a_word_names_a_file_a_process_or_the_last_summary(tmp_path: Path, locat
     assert summary_files.find("last", locations, variables) == rank
     assert summary_files.find(str(kept), locations, variables) == kept
     assert summary_files.find(str(os.getpid()), locations, variables).name.startswith(f"{os.getpid()}.")
-    assert summary_files.of_script("elsewhere/train.py", locations, variables) == rank
+    assert summary_files.of_script("moved/train.py", locations, variables) == rank
+    other = Path(summary_files.variable_for("/elsewhere/train.py", locations, variables)["PYGRAPH_SUMMARY"])
+    other.write_text("{}")
+    assert summary_files.of_script("/elsewhere/train.py", locations, variables) == other
+    assert summary_files.of_script("/jobs/train.py", locations, variables) == rank
     assert summary_files.of_script("other.py", locations, variables) is None
     with pytest.raises(UsageError, match="no process with this pid"):
         summary_files.find("31", locations, variables)
