@@ -104,21 +104,34 @@ class Cache:
         self._writing_hits: asyncio.Task[None] | None = None
         self._ingesting: asyncio.Task[None] | None = None
 
+    def lookup_at_once(self, body: bytes) -> bytes | None:
+        """Return what `lookup` does, None where that would have to wait for something; raises InvalidMessageError."""
+        if len(body) > _SMALL_BYTES or self._loading is not None:
+            return None
+        # On this thread: to hand it to another one takes longer than all of a lookup.
+        found = self._find(self._reader, body)
+        if found.missing and spool.is_any_waiting(self._spool):
+            return None
+        return self._answer(found)
+
     async def lookup(self, body: bytes) -> bytes:
         """Return the encoded answer to one lookup; raises InvalidMessageError. A database that cannot be read answers with misses."""
+        if (answer := self.lookup_at_once(body)) is not None:
+            return answer
         spooled = self.counters.spooled
-        found = await self._found(body)
-        if found.missing:
-            waits = await self._run(self._reading, spool.is_any_waiting, self._spool)
-            if waits:
-                await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
+        found = await self._run(self._reading, self._find, self._large_reader, body)
+        if found.missing and spool.is_any_waiting(self._spool):
+            await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
         if found.missing and self.counters.spooled > spooled:
-            found = await self._found(body)
+            found = await self._run(self._reading, self._find, self._large_reader, body)
+        if self._loading is not None:
+            await asyncio.wait({self._loading}, timeout=_SPOOL_S)
+        return self._answer(found)
+
+    def _answer(self, found: Found) -> bytes:
         environment, asked = found.request.environment, len(found.request.graphs)
         if self.team.is_used:
             self.team.want(environment, [*found.missing, *found.unusable])
-        if self._loading is not None:
-            await asyncio.wait({self._loading}, timeout=_SPOOL_S)
         found, shipped = found.above(self.shipped)
         self._count(found, shipped)
         self._note_hits(environment, found.texts)
@@ -401,12 +414,6 @@ class Cache:
             counters.shipped_hits += len(shipped)
             counters.measuring_saved_s += sum(each.measuring_us for each in shipped) / 1e6
             counters.recording_saved_s += sum(each.recording_us for each in shipped) / 1e6
-
-    async def _found(self, body: bytes) -> Found:
-        if len(body) <= _SMALL_BYTES:
-            # On this thread: to hand it to another one takes longer than all of a lookup.
-            return self._find(self._reader, body)
-        return await self._run(self._reading, self._find, self._large_reader, body)
 
     def _find(self, reader: Reader, body: bytes) -> Found:
         request = decode(LookupRequest, body)

@@ -11,17 +11,14 @@ import enum
 import logging
 import resource
 import select
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from pygraphd.daemon import http
 from pygraphd.daemon.peer import Peer, peer_of, why_refused
 from pygraphd.schema.messages import MAX_BODY_BYTES
-
-if TYPE_CHECKING:
-    import socket
 
 _log = logging.getLogger(__name__)
 
@@ -66,19 +63,26 @@ class Request:
     method: str
     path: str
     body: bytes
-    connection: Connection
+    peer: Peer
+    connected: socket.socket
 
     @property
-    def peer(self) -> Peer:
-        """The process that sent it."""
-        return self.connection.peer
+    def is_gone(self) -> bool:
+        """Whether the client has closed both halves, as one whose deadline has passed does: nobody takes an answer."""
+        if (descriptor := self.connected.fileno()) < 0:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        return any(event & select.POLLHUP for _, event in poll.poll(0))
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What answers requests: `refuse` by the head alone (method, path, peer), where it can tell; `answer` the others."""
+    """What answers requests: `refuse` by the head alone (method, path, peer), where it can tell; `answer_at_once` those for which
+    nothing has to be waited for; `answer` the others."""
 
     refuse: Callable[[str, str, Peer], http.Response | None]
+    answer_at_once: Callable[[Request], http.Response | None]
     answer: Callable[[Request], Awaitable[http.Response]]
     count_invalid: Callable[[], None]
 
@@ -93,29 +97,16 @@ class _State(enum.Enum):
 
 
 class Connection(asyncio.Protocol):
-    """One client's connection, which serves one request at a time."""
+    """One client's connection, which serves one request at a time; `received` has come already, and `unsent` is left of the last answer."""
 
-    __slots__ = (
-        *(
-            "_buffer",
-            "_deadline",
-            "_has_ended",
-            "_head",
-            "_is_blocked",
-            "_listener",
-            "_loop",
-            "_state",
-            "_task",
-        ),
-        *("_timer", "_transport", "peer"),
-    )
-
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, received: bytes = b"", unsent: bytes = b"") -> None:
         self._listener = listener
         self._loop = listener.loop
         self._transport: asyncio.Transport | None = None
         self._state = _State.HEAD
         self._buffer = bytearray()
+        self._received = received
+        self._unsent = unsent
         self._head: http.Head | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
@@ -129,15 +120,6 @@ class Connection(asyncio.Protocol):
         """Whether no request is here, be it for the first or for the next one."""
         return self._state is _State.HEAD
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether the client has closed both halves, as one whose deadline has passed does: nobody takes an answer."""
-        if self._transport is None or self._transport.is_closing():
-            return True
-        poll = select.poll()
-        poll.register(self._transport.get_extra_info("socket").fileno(), 0)
-        return any(event & select.POLLHUP for _, event in poll.poll(0))
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the peer's credentials, and count the connection; refuse it if there are too many."""
         assert isinstance(transport, asyncio.Transport)
@@ -149,6 +131,13 @@ class Connection(asyncio.Protocol):
         if not self._listener.table.admit(self):
             self._has_ended = True
             self._end(_TOO_MANY)
+        elif self._unsent:
+            self._state = _State.ENDING
+            transport.write(self._unsent)
+            transport.close()
+        elif self._received:
+            self.data_received(self._received)
+        self._received = self._unsent = b""
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Forget the connection. What is being done for it goes on, and nobody takes the answer."""
@@ -224,7 +213,13 @@ class Connection(asyncio.Protocol):
             del self._buffer[: head.length]
             self._state = _State.SERVING
             self._deadline = None
-            self._task = self._loop.create_task(self._serve(head, body))
+            assert self._transport is not None
+            connected = self._transport.get_extra_info("socket")
+            request = Request(head.method, head.path, body, self.peer, connected)
+            if (response := self._listener.service.answer_at_once(request)) is not None:
+                self._answer(response)
+            else:
+                self._task = self._loop.create_task(self._serve(request))
 
     def _read_head(self) -> bool:
         """Take a head out of the buffer, and answer it if no body is needed for that; return whether the body is next. Raises RefusedError."""
@@ -248,8 +243,8 @@ class Connection(asyncio.Protocol):
         self._deadline = None
         return True
 
-    async def _serve(self, head: http.Head, body: bytes) -> None:
-        response = await self._listener.service.answer(Request(head.method, head.path, body, self))
+    async def _serve(self, request: Request) -> None:
+        response = await self._listener.service.answer(request)
         self._task = None
         self._answer(response)
 
@@ -360,21 +355,21 @@ class Listener:
         self.open: set[Connection] = set()
         self.loop = asyncio.get_running_loop()
         self._end_s = end_s
-        self._listening: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
 
     async def listen(self, bound: socket.socket) -> None:
-        """Accept on a bound socket, and no more on the one before it."""
-        before = self._listening
-        self._listening = await self.loop.create_server(
-            lambda: Connection(self), sock=bound, backlog=_BACKLOG
-        )
-        if before is not None:
-            before.close()
+        """Accept on a bound socket, and no more on the one before it. Raises OSError."""
+        bound.setblocking(False)
+        bound.listen(_BACKLOG)
+        self._stop_accepting()
+        self._listening = bound
+        self.loop.add_reader(bound.fileno(), self._accept, bound)
 
     async def close(self) -> None:
         """Accept no more; end each connection when its request has been answered, or after some seconds."""
-        if self._listening is not None:
-            self._listening.close()
+        self._stop_accepting()
+        await asyncio.gather(*self._connecting)
         for connection in list(self.open):
             connection.end()
         end = self.loop.time() + self._end_s
@@ -383,5 +378,78 @@ class Listener:
         for connection in list(self.open):
             connection.abort()
 
+    def _stop_accepting(self) -> None:
+        if self._listening is not None:
+            self.loop.remove_reader(self._listening.fileno())
+            self._listening.close()
+            self._listening = None
+
+    def _accept(self, bound: socket.socket) -> None:
+        for _ in range(_ACCEPTED):
+            try:
+                accepted, _address = bound.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.error("no connection can be accepted for now: %s", error.strerror)
+                self.loop.remove_reader(bound.fileno())
+                self.loop.call_later(_PAUSE_S, self._accept_again, bound)
+                return
+            accepted.setblocking(False)
+            self._begin(accepted)
+
+    def _accept_again(self, bound: socket.socket) -> None:
+        if bound is self._listening:
+            self.loop.add_reader(bound.fileno(), self._accept, bound)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        """Answer a request that is here as a whole and needs no waiting, which nearly all are; leave others to a `Connection`."""
+        # A transport takes longer to make than a lookup to answer.
+        try:
+            received = accepted.recv(_CHUNK)
+            unsent = self._answered(accepted, received)
+        except BlockingIOError:
+            received, unsent = b"", None
+        except OSError:
+            accepted.close()
+            return
+        if unsent == b"":
+            accepted.close()
+            return
+        task = self.loop.create_task(self._connect(accepted, received, unsent or b""))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    def _answered(self, accepted: socket.socket, received: bytes) -> bytes | None:
+        """Answer the request on a connection if that can be done at once; return what could not be sent yet, None if it is not answered."""
+        end = received.find(http.END_OF_HEAD)
+        if end < 0:
+            return None
+        try:
+            head = http.parse_head(received[:end])
+        except http.RefusedError:
+            return None
+        body = received[end + len(http.END_OF_HEAD) :]
+        if head.keep_alive or len(body) != head.length:
+            return None
+        request = Request(head.method, head.path, body, peer_of(accepted), accepted)
+        if (response := self.service.answer_at_once(request)) is None:
+            return None
+        answer = response.encode(keep_alive=False)
+        try:
+            return answer[accepted.send(answer) :]
+        except BlockingIOError:
+            return answer
+
+    async def _connect(self, accepted: socket.socket, received: bytes, unsent: bytes) -> None:
+        try:
+            await self.loop.connect_accepted_socket(lambda: Connection(self, received, unsent), accepted)
+        except OSError:
+            accepted.close()
+
 
 _LOOK_S = 0.02
+_PAUSE_S = 1.0
+_ACCEPTED = 64
+"""Connections accepted before others are looked at."""
+_CHUNK = 65536

@@ -75,17 +75,22 @@ class Server:
             IMPORT_PATH: ("POST", self._import),
             metrics.PATH: ("GET", self._metrics),
         }
-        return self._listener(handlers, self._why_refused)
+        return self._listener(handlers, self._answer_at_once, self._why_refused)
 
     def _metrics_listener(self) -> Listener:
         """Return what accepts connections of anybody on this host: it serves numbers only, and few at a time."""
-        return self._listener({metrics.PATH: ("GET", self._metrics)}, lambda _peer: None)
+        handlers: dict[str, tuple[str, Handler]] = {metrics.PATH: ("GET", self._metrics)}
+        return self._listener(handlers, lambda _request: None, lambda _peer: None)
 
     def _listener(
-        self, handlers: dict[str, tuple[str, Handler]], why_not: Callable[[Peer], str | None]
+        self,
+        handlers: dict[str, tuple[str, Handler]],
+        at_once: Callable[[Request], Response | None],
+        why_not: Callable[[Peer], str | None],
     ) -> Listener:
         service = Service(
             functools.partial(self._refuse, handlers, why_not),
+            at_once,
             functools.partial(self._answer, handlers),
             self._count_invalid,
         )
@@ -117,27 +122,46 @@ class Server:
 
     async def _answer(self, handlers: dict[str, tuple[str, Handler]], request: Request) -> Response:
         """Answer a request; an error becomes JSON with a reason, and is counted."""
-        counters = self._cache.counters
-        if request.connection.is_gone:
-            # Under load the others would wait for it, and a record would be stored that its client has left in the spool.
-            counters.invalid += 1
-            return error(HTTPStatus.BAD_REQUEST, "the client is gone")
+        if request.is_gone:
+            return self._gone()
         try:
             return await handlers[request.path][1](request)
-        except InvalidMessageError as problem:
+        except Exception as problem:  # noqa: BLE001 - one request's fault must not take the others' daemon with it
+            return self._error(request, problem)
+
+    def _answer_at_once(self, request: Request) -> Response | None:
+        """Answer a lookup that nothing has to be waited for, which nearly all requests are; else return None."""
+        if (request.path, request.method) != (LOOKUP_PATH, "POST") or why_refused(request.peer):
+            return None
+        if request.is_gone:
+            return self._gone()
+        try:
+            body = self._cache.lookup_at_once(request.body)
+        except Exception as problem:  # noqa: BLE001
+            return self._error(request, problem)
+        if body is None:
+            return None
+        self._note_use(request.peer)
+        return Response(body)
+
+    def _error(self, request: Request, problem: Exception) -> Response:
+        counters = self._cache.counters
+        if isinstance(problem, InvalidMessageError):
             counters.invalid += 1
             _log.warning("%s refused: %s", request.path, problem)
             return error(HTTPStatus.BAD_REQUEST, str(problem))
-        except DiskFullError as problem:
-            counters.failed += 1
+        counters.failed += 1
+        if isinstance(problem, DiskFullError):
             return error(HTTPStatus.INSUFFICIENT_STORAGE, str(problem))
-        except StoreError as problem:
-            counters.failed += 1
+        if isinstance(problem, StoreError):
             return error(HTTPStatus.SERVICE_UNAVAILABLE, str(problem))
-        except Exception:  # noqa: BLE001 - one request's fault must not take the others' daemon with it
-            counters.failed += 1
-            _log.exception("%s %s", request.method, request.path)
-            return error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in pygraphd; its log says more")
+        _log.error("%s %s", request.method, request.path, exc_info=problem)
+        return error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in pygraphd; its log says more")
+
+    def _gone(self) -> Response:
+        # Under load the others would wait for it, and a record would be stored that its client has left in the spool.
+        self._count_invalid()
+        return error(HTTPStatus.BAD_REQUEST, "the client is gone")
 
     def _count_invalid(self) -> None:
         self._cache.counters.invalid += 1

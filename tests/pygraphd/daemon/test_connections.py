@@ -7,13 +7,22 @@ import contextlib
 import json
 import resource
 import socket
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
 from pygraphd.config import load_config
 from pygraphd.daemon.cache import Cache
-from pygraphd.daemon.connections import Limits, limits_of_process
+from pygraphd.daemon.connections import (
+    Connections,
+    Limits,
+    Listener,
+    Request,
+    Service,
+    limits_of_process,
+)
+from pygraphd.daemon.http import Response
 from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.server import Server
 from pygraphd.daemon.store import Store
@@ -225,6 +234,65 @@ def test_who_takes_no_answers_is_served_no_further(tmp_path: Path) -> None:
         assert (await _asked(await connect(), PING))[0] == 200
 
     _serving(tmp_path, LONG, use)
+
+
+def _asked_of(service: Service, home: Path, use: Callable[[socket.socket], T]) -> T:
+    """Run `use` on a thread with a connection to a listener for `service`."""
+
+    async def run() -> T:
+        bound = socket.socket(socket.AF_UNIX)
+        bound.bind(str(home / "x.sock"))
+        listener = Listener(service, Connections(LONG), 5.0)
+        await listener.listen(bound)
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(60.0)
+                return await asyncio.to_thread(use, client)
+        finally:
+            await listener.close()
+
+    return asyncio.run(run())
+
+
+def _service(body: bytes) -> Service:
+    async def never(_request: Request) -> Response:
+        raise AssertionError("all are answered at once")
+
+    return Service(lambda *_head: None, lambda _request: Response(body), never, lambda: None)
+
+
+def _exchange(client: socket.socket) -> bytes:
+    client.sendall(b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+    return b"".join(iter(lambda: client.recv(1 << 16), b"")).partition(b"\r\n\r\n")[2]
+
+
+def test_an_answer_that_a_socket_does_not_take_at_once_arrives_whole(tmp_path: Path) -> None:
+    body = b"x" * 2**21
+
+    def use(client: socket.socket) -> bytes:
+        client.connect(str(tmp_path / "x.sock"))
+        return _exchange(client)
+
+    assert _asked_of(_service(body), tmp_path, use) == body
+
+
+def test_without_a_descriptor_a_connection_waits_for_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def use(client: socket.socket) -> bytes:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno(), hard))
+        try:
+            client.connect(str(tmp_path / "x.sock"))
+            while not caplog.records:
+                time.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return _exchange(client)
+
+    assert _asked_of(_service(b"late"), tmp_path, use) == b"late"
+    assert "no connection can be accepted for now" in caplog.text
 
 
 def test_the_limit_fits_into_the_open_files() -> None:
