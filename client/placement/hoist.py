@@ -195,7 +195,7 @@ def hoist(graph: Graph, group: Group) -> dict[Node, Node]:
     copies: dict[Node, Node] = {}
     for each in _with_dependencies(group.computed):
         copy = each if each.op == "placeholder" else graph.node_copy(each, lambda taken: copies[taken])
-        copies[each] = copy if each.all_input_nodes else _pin_to_cpu(graph, copy)
+        copies[each] = copy if each.all_input_nodes else pin_to_cpu(graph, copy)
     return {each: copies[each] for each in group.computed}
 
 
@@ -217,7 +217,8 @@ def _is_constant_factory(node: Node) -> bool:
     return node.target in _MAKERS and not node.all_input_nodes
 
 
-def _pin_to_cpu(graph: Graph, value: Node) -> Node:
+def pin_to_cpu(graph: Graph, value: Node) -> Node:
+    """Add a copy of a CPU value, which Inductor's passes leave on the CPU."""
     kept = graph.call_function(HERE, (value,))
     kept.meta["val"] = fx_utils.fake(value).new_empty(fx_utils.fake(value).size())
     return kept

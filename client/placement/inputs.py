@@ -21,12 +21,15 @@ from pygraphd.client.placement.fx_utils import PassResult
 from pygraphd.client.placement.upload import SENT, packs, specs_text
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from torch.fx import Graph, Node
 
     from pygraphd.client.placement.hoist import Group
     from pygraphd.client.placement.upload import Pack
+
+    Send = Callable[[Graph, torch.device, list[Node], str], list[Node]]
+    """Adds nodes that send values to a GPU, for a graph of the given name; returns the nodes of the sent values."""
 
 MAX_BYTES = 16 << 10
 """The largest input that is sent, in bytes: comparing so many costs the host less than 1 us."""
@@ -34,7 +37,7 @@ MAX_BYTES_OF_GRAPH = 64 << 10
 MAX_COMPUTED_BYTES = 1 << 20
 """Bound of what the CPU computes from a graph's inputs and sends, in bytes: comparing costs no more than computing."""
 FEW_SCALARS = 8
-"""A graph with fewer scalars than this is left to PyTorch, whose own copies of a few scalars are cheaper; the bound is an estimate."""
+"""Fewer scalars than this are sent as PyTorch sends them: copying them at every call costs less than comparing; the bound is an estimate."""
 
 TOO_LARGE = "it is larger than 16 KiB"
 TOO_MANY = "the small inputs of this graph take more than 64 KiB"
@@ -55,8 +58,9 @@ def place_inputs(graph: Graph) -> PassResult:
     plan = _plan(graph)
     handled = frozenset(plan.reported.union(plan.users))
     lines: dict[str, tuple[str, ...]] = {}
+    send = _copy if plan.are_few_scalars else _send
     for device, groups in plan.groups.items():
-        lines |= _change(graph, device, groups)
+        lines |= _change(graph, device, groups, send)
     return PassResult(plan.uses, tuple(plan.left), handled, lines)
 
 
@@ -74,6 +78,8 @@ class _Plan:
         self.left: list[str] = []
         self.reported: set[Node] = set()
         self.uses = 0
+        self.are_few_scalars = False
+        """Whether the values are sent as PyTorch sends them in modes with CUDA graphs: by one copy from pinned memory at every call."""
         self._bytes = Counter[str]()
 
     def add(self, group: Group, reason: str | None) -> None:
@@ -96,22 +102,26 @@ class _Plan:
             user for of_device in self.groups.values() for group in of_device for user, _ in group.gpu_uses
         ]
 
-    def skip_few_scalars(self, numbers: Iterable[Node]) -> None:
-        """Skip all values if they are a few scalars, which PyTorch moves to the GPU itself in modes with CUDA graphs.
+    def find_few_scalars(self, numbers: Iterable[Node]) -> None:
+        """Have a few scalars sent as PyTorch does; skip them in modes with CUDA graphs, in which PyTorch does so itself.
 
-        `numbers` are all scalar CPU inputs of the graph. With several dtypes nothing is skipped: PyTorch's pass concatenates them, and an
+        `numbers` are all scalar CPU inputs of the graph. With several dtypes this is not done: PyTorch's pass concatenates them, and an
         int64 beside a float64 becomes a float64.
         """
-        if not torch_private.cudagraphs_asked() or len({fx_utils.fake(each).dtype for each in numbers}) > 1:
+        if len({fx_utils.fake(each).dtype for each in numbers}) > 1:
             return
         groups = [group for of_device in self.groups.values() for group in of_device]
         values, users = [value for group in groups for value in group.values], self.users
         count = sum(len(group.inputs) for group in groups)
         # In torch 2.11 PyTorch's pass also returns moved scalars on the GPU, which crashes a backward compiled for CPU scalars.
         leaves = any(group.is_written_back for group in groups) or any(map(hoist.is_returned, values))
-        if count < FEW_SCALARS and not leaves and not _has_other_uses(values, users):
+        if count >= FEW_SCALARS or leaves or _has_other_uses(values, users):
+            return
+        if torch_private.cudagraphs_asked():
             self._skip(dict.fromkeys(users), ONLY_A_FEW)
             self.groups, self.uses = {}, 0
+        else:
+            self.are_few_scalars = True
 
     def _skip(self, users: Iterable[Node], reason: str) -> None:
         for user in users:
@@ -125,7 +135,7 @@ def _plan(graph: Graph) -> _Plan:
     for group in hoist.find_groups(graph, _may_be_moved):
         if group.gpu_uses:
             plan.add(group, _why_not(group, late, is_backward=is_backward))
-    plan.skip_few_scalars(_scalars(graph))
+    plan.find_few_scalars(_scalars(graph))
     return plan
 
 
@@ -202,7 +212,9 @@ def _why_not_use(user: Node, value: Node) -> str | None:
     return None if fx_utils.is_pointwise(user) and not fx_utils.fake(value).dim() else OTHER_USE
 
 
-def _change(graph: Graph, device: torch.device, groups: Sequence[Group]) -> dict[str, tuple[str, ...]]:
+def _change(
+    graph: Graph, device: torch.device, groups: Sequence[Group], send: Send
+) -> dict[str, tuple[str, ...]]:
     """Change the uses one by one: an exception in between leaves a graph that computes the same. Returns `PassResult.lines`."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     taken = dict.fromkeys(value for group in groups for value in group.sent)
@@ -210,10 +222,11 @@ def _change(graph: Graph, device: torch.device, groups: Sequence[Group]) -> dict
     hoisted = [group for group in groups if group.needs_cpu]
     with graph.inserting_before(first):
         computed = {each: by for group in hoisted for each, by in hoist.hoist(graph, group).items()}
-        batches = hoist.concatenate(graph, [computed[each] for each in taken if each in computed])
-        values = [each for each in taken if each not in computed] + [batch.packed for batch in batches]
+        packed = taken if send is _copy else [each for each in taken if each in computed]
+        batches = hoist.concatenate(graph, [computed.get(each, each) for each in packed])
+        values = [each for each in taken if each not in packed] + [batch.packed for batch in batches]
         name, lines = _graph_name(graph), tuple(map(fx_utils.source_line_of_users, values))
-        there = dict(zip(values, _send(graph, device, values, name), strict=True))
+        there = dict(zip(values, send(graph, device, values, name), strict=True))
         for batch in batches:
             there.update(batch.split(graph, there[batch.packed]))
     for group in groups:
@@ -251,6 +264,17 @@ def _send(graph: Graph, device: torch.device, values: list[Node], name: str) -> 
                 graph, together, each.start, fx_utils.fake(values[each.index])
             )
     return [there[index] for index in range(len(values))]
+
+
+def _copy(graph: Graph, device: torch.device, values: list[Node], name: str) -> list[Node]:
+    """Add nodes that copy 1-d values to a GPU, at the insertion point; return the copies. Inductor computes the values in pinned memory."""
+    there = []
+    for each in values:
+        # Inductor makes no view of an input, or of another value, in pinned memory.
+        kept = each if each.target is torch.ops.aten.cat.default else hoist.pin_to_cpu(graph, each)
+        there.append(graph.call_function(torch.ops.prims.device_put.default, (kept, device, True)))
+        there[-1].meta["val"] = torch_private.fake_on(device, fx_utils.fake(kept))
+    return there
 
 
 def _like(values: Sequence[Node], pack: Pack) -> torch.Tensor:

@@ -30,7 +30,7 @@ _EXPECTED = "expected"
 _LOCK = "lock"
 _READY = ".ready"
 _TIMED = ".timed"
-_AFTERWARDS = 8
+_AFTERWARDS = 4
 """The most processes that check and profile side by side: eager mode takes more memory of the GPU."""
 _POLL_S = 0.05
 

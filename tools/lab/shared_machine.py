@@ -40,6 +40,7 @@ class SharedMachine(Conditions):
     def after_timing(self) -> None:
         """Let the next process be timed, and wait until all have been."""
         if self._turn is not None:
+            torch.cuda.empty_cache()  # the others' checks need it
             self._turn.end()
 
     def timed(self, measure: Callable[[], T]) -> T:

@@ -378,12 +378,19 @@ def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
         assert (moved, len(sends(graph))) == (fx_utils.PassResult(count, ()), 1)
 
 
-def test_where_pytorch_moves_no_numbers_they_are_sent() -> None:
+@pytest.mark.parametrize("count", [1, 2, FEW - 1, FEW])
+def test_a_few_numbers_are_copied_at_once_where_pytorch_moves_none(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(inputs, "FEW_SCALARS", FEW)
     build = Builder()
 
-    graph, moved = changed(build, multiplied(build, 1))
+    graph, moved = changed(build, multiplied(build, count))
 
-    assert (moved, len(sends(graph))) == (fx_utils.PassResult(1, ()), 1)
+    copies = list(graph.find_nodes(op="call_function", target=torch.ops.prims.device_put.default))
+    assert moved == fx_utils.PassResult(count, ())
+    assert (len(sends(graph)), len(copies)) == ((0, 1) if count < FEW else (1, 0))
+    assert crossings(graph) == copies
 
 
 @pytest.mark.usefixtures("few")

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def with_rules(few_numbers: int = 0) -> Iterator[Report]:
+def with_rules(few_numbers: int = 0, *, split: bool = False) -> Iterator[Report]:
     """Have the rules, and nothing that was compiled before or is so here; yields what they report to.
 
-    Fewer numbers than `few_numbers` are left to PyTorch.
+    Fewer numbers than `few_numbers` are sent as PyTorch sends them. `split` has graphs split in modes without CUDA graphs, too.
     """
     import torch
 
@@ -33,6 +33,7 @@ def with_rules(few_numbers: int = 0) -> Iterator[Report]:
         provenance.report_results(compiled, report, sender.set_source_lines)
         original()
 
+    split_no_more = torch_private.split_graphs(frozenset()) if split else lambda: None
     remove = torch_private.add_pass(Placement(lambda: report), FILES)
     listen_no_more = torch_private.install(
         tell_and_go_on, lambda original, model, kwargs: original(model, **kwargs)
@@ -43,4 +44,5 @@ def with_rules(few_numbers: int = 0) -> Iterator[Report]:
     finally:
         listen_no_more()
         remove()
+        split_no_more()
         torch._dynamo.reset()
