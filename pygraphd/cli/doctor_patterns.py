@@ -66,7 +66,7 @@ def _rule(name: str, kinds: str, said: str, remedy: str, *codes: ReasonCode) -> 
 
 RULES = (
     _rule(
-        "expected", f"{_CALLS}", "^first call of a size|another process measured|still being compiled|^called from another thread|while it was measured", "",
+        "expected", f"{_CALLS}", "^first call of a size|another process measured|still being compiled|^called from another thread|while it was measured|^measured anew", "",
         ReasonCode.LONGER_ON_GPU, ReasonCode.LONGER_ON_HOST, ReasonCode.NO_GAIN, ReasonCode.LEFT_TO_ANOTHER_PROCESS,
     ),
     _rule(
