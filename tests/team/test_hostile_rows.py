@@ -117,6 +117,21 @@ def test_rows_that_are_not_valid_hide_none_that_are(
     assert "x" * 1000 not in shown
 
 
+def test_a_row_that_the_server_cannot_read(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
+    """As one on a damaged page: it stops neither the answers for other graphs, nor what is to be published."""
+    _published_by_one(shared, member, *NAMES)
+    shared.server.psql(
+        shared.name,
+        f"ALTER TABLE pygraphd.decision ENABLE ROW LEVEL SECURITY;"
+        f"CREATE POLICY broken ON pygraphd.decision USING (1 / (graph <> '{digest(NAMES[3])}')::int = 1);",
+    )
+    home = member(shared.url(READER))
+    home.start()
+
+    assert len(home.find(*NAMES)) == len(NAMES) - 1
+    assert (home.stats["team_invalid"], home.stats["team_failed"]) == (1, 0)
+
+
 def test_factors_that_do_not_fit_their_key(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
     """A timing of another GPU's under this GPU's key, by the one who comes first with that key, too."""
     _published_by_one(shared, member, "a")

@@ -15,6 +15,9 @@ import psycopg
 import pytest
 
 from benchmarks.cli import main
+from pygraphd.daemon.team import migrating
+from pygraphd.errors import CommandError
+from pygraphd.team_url import TeamUrl
 
 if TYPE_CHECKING:
     from tests.support.postgres import Postgres
@@ -85,3 +88,11 @@ def test_five_commands_and_the_benchmark(postgres: Postgres, tmp_path: Path) -> 
         postgres.psql("pygraph", f"SET ROLE pygraph_owner; {deleting};")
     finally:
         postgres.psql("postgres", "DROP DATABASE IF EXISTS pygraph WITH (FORCE);")
+
+
+def test_an_encoding_that_is_not_checked_is_refused(postgres: Postgres) -> None:
+    postgres.psql(
+        "postgres", "CREATE DATABASE test_bytes TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C';"
+    )
+    with pytest.raises(CommandError, match="SQL_ASCII: make one with createdb --encoding=UTF8"):
+        migrating.initialise(TeamUrl(postgres.administrators_url("test_bytes")))

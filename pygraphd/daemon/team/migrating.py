@@ -52,6 +52,11 @@ def _migrate(connection: sa.Connection) -> Made:
     # Imported here: it costs a quarter of a second.
     from alembic import command
 
+    if (encoding := connection.exec_driver_sql("SHOW server_encoding").scalar()) != "UTF8":
+        # With SQL_ASCII, one publisher's bytes that are no text would end everybody's questions.
+        raise CommandError(
+            f"the database has the encoding {encoding}: make one with createdb --encoding=UTF8"
+        )
     before = stored_version(connection)
     if before is not None and before not in VERSIONS:
         raise CommandError(

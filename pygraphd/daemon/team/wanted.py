@@ -35,6 +35,12 @@ class Batch:
         """Return the keys of all graphs."""
         return [(self.environment, graph) for graph in self.graphs]
 
+    @property
+    def halves(self) -> tuple[Batch, Batch]:
+        """Return two batches with half of the graphs each."""
+        middle = len(self.graphs) // 2
+        return Batch(self.environment, self.graphs[:middle]), Batch(self.environment, self.graphs[middle:])
+
 
 class Wanted:
     """Each key once: waiting, being asked for, or answered lately. For any thread."""

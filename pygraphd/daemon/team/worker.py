@@ -17,6 +17,7 @@ from pygraphd.daemon.statistics import Counters
 from pygraphd.daemon.team import fetching, publishing
 from pygraphd.daemon.team.backoff import Backoff
 from pygraphd.daemon.team.connecting import Database, Fault, TeamError
+from pygraphd.daemon.team.fetching import Fetched
 from pygraphd.daemon.team.state import TeamState
 from pygraphd.daemon.team.tables import SCHEMA, VERSION_TABLE, VERSIONS, metadata
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.daemon.team.queue import Publication, Queue
-    from pygraphd.daemon.team.wanted import Wanted
+    from pygraphd.daemon.team.wanted import Batch, Wanted
     from pygraphd.schema.portable import Portable
     from pygraphd.team_url import TeamUrl
 
@@ -191,8 +192,7 @@ class Worker:
     def _fetch(self, database: Database) -> None:
         while (batch := self._wanted.take()) is not None:
             try:
-                with database.transaction() as connection:
-                    found = fetching.fetch(connection, batch)
+                found = _found(database, batch)
             except BaseException:
                 self._wanted.put_back(batch)
                 raise
@@ -273,6 +273,20 @@ class Worker:
             self._failing_since = time.time()
         self._problem = problem
         self._count(Counters(team_failed=1))
+
+
+def _found(database: Database, batch: Batch) -> Fetched:
+    """Return what the team knows of a batch's graphs. One that the server cannot read keeps none of the others back."""
+    try:
+        with database.transaction() as connection:
+            return fetching.fetch(connection, batch)
+    except TeamError as error:
+        if error.fault is not Fault.DATA:
+            raise
+        if len(batch.graphs) == 1:
+            return Fetched((), invalid=1)
+    first, second = (_found(database, half) for half in batch.halves)
+    return Fetched(first.entries + second.entries, first.invalid + second.invalid)
 
 
 def _other_version(version: object) -> str:
