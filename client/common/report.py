@@ -61,7 +61,7 @@ class Report:
     def count(self, **counts: int) -> None:
         """Add to the named counters.
 
-        Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none; `from_bundle` hits.
+        Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none; entries found `from_bundle`.
         Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `checked` (foreign decisions that were
         validated), `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
         `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`, `staged` inputs,

@@ -59,7 +59,7 @@ class Bundle:
         if self._shared is not None:
             yield self._shared
         if self._inductor is not None:
-            with self._guard("artifacts"):
+            with guarded(self._report, "artifacts", in_full=True):
                 yield self._inductor() / ARTIFACTS
 
     def add(self, environment: Environment, origin: Origin, record: Record) -> None:
@@ -90,7 +90,7 @@ class Bundle:
         """Write to `PYGRAPH_BUNDLE` what this process has decided, and of what it uses the entries that have no file there."""
         if self._shared is None or not self._entries:
             return
-        with self._guard("bundle"):
+        with guarded(self._report, "bundle", in_full=True):
             there = bundle.keys(self._shared) - self._own
             new = {key: each for key, each in self._entries.copy().items() if key not in there}
             bundle.write(self._shared, self._complete(new))
@@ -109,6 +109,3 @@ class Bundle:
                         measured_at = left_at if each.measurements else None
                         complete[key] = Portable(request.environment, request.origin, each, measured_at)
         return complete
-
-    def _guard(self, what: str) -> guarded:
-        return guarded(self._report, what, in_full=True)
