@@ -114,7 +114,9 @@ def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]
         problems.append(
             f"{locations.spool}: {waiting.bad} unreadable files (*.bad); the log says why, delete them"
         )
-    folders = (locations.runtime, locations.socket.parent, locations.cache, locations.spool)
+    folders = [locations.runtime, locations.socket.parent, locations.cache]
+    if os.path.lexists(locations.cache):
+        folders.append(locations.spool)
     found = [*map(_folder_problem, dict.fromkeys(folders)), _socket_problem(locations.socket)]
     irregular = filter(ownership.is_irregular, (locations.lock, locations.log))
     found += [f"{file}: is not a regular file; move it away" for file in irregular]
@@ -127,7 +129,7 @@ def _folder_problem(folder: Path) -> str | None:
             return problem
         mode = stat.S_IMODE(folder.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return _why_not_made(folder)
     except OSError as error:
         return f"{folder}: cannot be read: {error.strerror}"
     return (
@@ -135,6 +137,16 @@ def _folder_problem(folder: Path) -> str | None:
         if mode & 0o700 == 0o700
         else f"{folder}: its mode {mode:o} keeps you out; run: chmod 700 {folder}"
     )
+
+
+def _why_not_made(folder: Path) -> str | None:
+    """Return why a folder that is not there cannot be made where it is needed; None if it can, as far as is known."""
+    there = next(parent for parent in folder.parents if os.path.lexists(parent))
+    if not there.is_dir():
+        return f"{folder}: cannot be made, as {there} is not a folder; {ownership.REMEDY}"
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        return f"{folder}: cannot be made, as you may not write to {there}; {ownership.REMEDY}"
+    return None
 
 
 def _socket_problem(socket: Path) -> str | None:

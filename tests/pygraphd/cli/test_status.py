@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +19,6 @@ from pygraphd.schema.locations import Locations, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pygraphd.schema.messages import RecordRequest
 
@@ -116,6 +117,27 @@ def test_what_is_wrong_with_spool_and_socket_is_said(tmp_path: Path) -> None:
 
     locations.spool.chmod(0o777)
     assert "others can write to it" in collect(locations).problems[0]
+
+
+def test_folders_that_cannot_be_made_are_said() -> None:
+    """As those of another user's XDG_RUNTIME_DIR, or below a home that is read-only or none."""
+    with tempfile.TemporaryDirectory() as name:  # one that another user may look into
+        base = Path(name)
+        base.chmod(0o755)
+        (base / "file").touch()
+        (base / "closed").mkdir(mode=0o555)
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # root may write everywhere
+        try:
+            problems = [collect(_locations(base / each / "home")).problems for each in ("file", "closed")]
+        finally:
+            os.seteuid(os.getuid())
+
+    remedy = "set PYGRAPHD_HOME to a folder of yours"
+    assert problems == [
+        [f"{base}/file/home: cannot be made, as {base}/file is not a folder; {remedy}"],
+        [f"{base}/closed/home: cannot be made, as you may not write to {base}/closed; {remedy}"],
+    ]
 
 
 def test_a_folder_open_to_others_is_said(tmp_path: Path) -> None:
