@@ -1,0 +1,123 @@
+"""The suites' models as workloads, without importing torch."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.errors import BenchmarkError, UnknownNameError
+from benchmarks.suites import tables
+from benchmarks.workloads import Mode, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FOLDER_VARIABLE = "BENCHMARK_TORCHBENCH"
+"""For a child: the checkout of TorchBench."""
+TORCHBENCH = "torchbench"
+_SOURCES = {
+    "huggingface": "benchmarks.suites.huggingface:build",
+    "timm": "benchmarks.suites.timm_models:build",
+    TORCHBENCH: "benchmarks.suites.torchbench:build",
+}
+SUITES = tuple(_SOURCES)
+PUBLISHED = "published"
+_MODELS = Path("torchbenchmark", "models")
+_IN_ANOTHER_SUITE = ("hf_", "timm_")
+_BATCHES = {Mode.INFERENCE: "DEFAULT_EVAL_BSIZE", Mode.TRAINING: "DEFAULT_TRAIN_BSIZE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Workloads to run, and why other models of the suite are left out, by name."""
+
+    workloads: tuple[Workload, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def select(suite: str, mode: Mode, names: Sequence[str], torchbench: Path | None) -> Selection:
+    """Return the models of these names, all for none, or those of the published table for `PUBLISHED`.
+
+    Raises BenchmarkError without a checkout that `torchbench` needs, and UnknownNameError.
+    """
+    batches, left_out = _models(suite, mode, torchbench)
+    if list(names) == [PUBLISHED]:
+        return _published(suite, mode, batches)
+    if unknown := [name for name in names if name not in batches and name not in left_out]:
+        raise UnknownNameError("model", unknown, sorted(batches))
+    chosen = [name for name in names if name in batches] or sorted(batches, key=str.lower)
+    return Selection(
+        tuple(_workload(suite, mode, name, batches[name]) for name in chosen),
+        {name: reason for name, reason in left_out.items() if not names or name in names},
+    )
+
+
+def quick(suite: str, mode: Mode, torchbench: Path | None) -> Selection:
+    """Return ten models of a suite that compile quickly, or those of them that are there."""
+    batches, _ = _models(suite, mode, torchbench)
+    names = [name for name in tables.QUICK[suite] if name in batches]
+    return Selection(tuple(_workload(suite, mode, name, batches[name]) for name in names))
+
+
+def _published(suite: str, mode: Mode, batches: Mapping[str, int]) -> Selection:
+    wanted = tables.PUBLISHED.get((suite, mode), {})
+    if not wanted:
+        raise BenchmarkError(f"the published table has no {mode} of {suite}")
+    return Selection(
+        tuple(
+            _workload(suite, mode, name, batch, own=batches.get(name) == batch)
+            for name, batch in wanted.items()
+        )
+    )
+
+
+def _workload(suite: str, mode: Mode, name: str, batch: int, *, own: bool = True) -> Workload:
+    marked = f"{name}-{mode}" if own else f"{name}-{mode}-b{batch}"
+    return Workload(marked, mode, batch, _SOURCES[suite], model=name)
+
+
+def _models(suite: str, mode: Mode, torchbench: Path | None) -> tuple[dict[str, int], dict[str, str]]:
+    """Return a suite's models with their batches, and those that are left out with the reason."""
+    training = mode is Mode.TRAINING
+    if suite == TORCHBENCH:
+        batches, left_out = _torchbench(torchbench, mode)
+        not_trained = tables.TORCHBENCH_ONLY_INFERENCE if training else frozenset[str]()
+    else:
+        batches = dict(tables.HUGGINGFACE if suite == "huggingface" else tables.TIMM)
+        left_out = {}
+        not_trained = tables.HUGGINGFACE_ONLY_INFERENCE if training else frozenset[str]()
+    for name in not_trained & batches.keys():
+        del batches[name]
+        left_out[name] = "the dashboard does not train it"
+    return batches, left_out
+
+
+def _torchbench(folder: Path | None, mode: Mode) -> tuple[dict[str, int], dict[str, str]]:
+    if folder is None or not (folder / _MODELS).is_dir():
+        raise BenchmarkError(
+            "torchbench needs a checkout of https://github.com/pytorch/benchmark: name its folder with --torchbench DIR"
+        )
+    batches: dict[str, int] = {}
+    left_out: dict[str, str] = {}
+    for file in sorted((folder / _MODELS).glob("*/__init__.py")):
+        name = file.parent.name
+        if reason := tables.TORCHBENCH_LEFT_OUT.get(name):
+            left_out[name] = f"the dashboard leaves it out: {reason}"
+        elif name.startswith(_IN_ANOTHER_SUITE):
+            left_out[name] = "the dashboard leaves it out: another suite has its like"
+        else:
+            batches[name] = tables.TORCHBENCH_BATCHES[mode].get(name) or _default_batch(file, mode)
+    return batches, left_out
+
+
+def _default_batch(file: Path, mode: Mode) -> int:
+    """Return the batch that a model's file names; 0 if its base class does, or nobody."""
+    for node in ast.walk(ast.parse(file.read_text(errors="replace"))):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(batch))):
+                if name == _BATCHES[mode]:
+                    return batch
+    return 0

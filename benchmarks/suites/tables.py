@@ -1,0 +1,197 @@
+"""Facts of PyTorch's dashboard: models and their batch sizes, tolerances and exceptions. Read in `benchmarks/dynamo` of PyTorch, 2026.
+
+A batch is that of the dashboard's lists after its divisors. Models that the dashboard leaves out are not listed.
+"""
+
+from __future__ import annotations
+
+from benchmarks.workloads import Mode
+
+HUGGINGFACE = {
+    "AlbertForMaskedLM": 4,
+    "AlbertForQuestionAnswering": 8,
+    "AllenaiLongformerBase": 4,
+    "BartForCausalLM": 4,
+    "BartForConditionalGeneration": 4,
+    "BertForMaskedLM": 16,
+    "BertForQuestionAnswering": 32,
+    "BlenderbotForCausalLM": 4,
+    "BlenderbotSmallForCausalLM": 256,
+    "BlenderbotSmallForConditionalGeneration": 128,
+    "CamemBert": 32,
+    "DebertaV2ForMaskedLM": 2,
+    "DebertaV2ForQuestionAnswering": 8,
+    "DistilBertForMaskedLM": 128,
+    "DistilBertForQuestionAnswering": 512,
+    "DistillGPT2": 16,
+    "ElectraForCausalLM": 32,
+    "ElectraForQuestionAnswering": 128,
+    "GPT2ForSequenceClassification": 4,
+    "GoogleFnet": 16,
+    "LayoutLMForMaskedLM": 16,
+    "LayoutLMForSequenceClassification": 32,
+    "M2M100ForConditionalGeneration": 16,
+    "MBartForCausalLM": 4,
+    "MBartForConditionalGeneration": 4,
+    "MT5ForConditionalGeneration": 16,
+    "MegatronBertForCausalLM": 4,
+    "MegatronBertForQuestionAnswering": 16,
+    "MobileBertForMaskedLM": 128,
+    "MobileBertForQuestionAnswering": 256,
+    "OPTForCausalLM": 2,
+    "PLBartForCausalLM": 8,
+    "PLBartForConditionalGeneration": 8,
+    "PegasusForCausalLM": 32,
+    "PegasusForConditionalGeneration": 64,
+    "RobertaForCausalLM": 16,
+    "RobertaForQuestionAnswering": 32,
+    "T5ForConditionalGeneration": 4,
+    "T5Small": 4,
+    "TrOCRForCausalLM": 32,
+    "XGLMForCausalLM": 8,
+    "XLNetLMHeadModel": 8,
+    "YituTechConvBert": 16,
+}
+HUGGINGFACE_FP32 = frozenset({"GoogleFnet"})
+HUGGINGFACE_ONLY_INFERENCE = frozenset({"M2M100ForConditionalGeneration"})
+
+TIMM = {
+    "adv_inception_v3": 128,
+    "beit_base_patch16_224": 64,
+    "convnextv2_nano.fcmae_ft_in22k_in1k": 128,
+    "deit_base_distilled_patch16_224": 64,
+    "deit_tiny_patch16_224.fb_in1k": 128,
+    "dm_nfnet_f0": 128,
+    "ghostnet_100": 512,
+    "inception_v3": 128,
+    "mobilenetv2_100": 128,
+    "mobilenetv3_large_100": 512,
+    "mobilevit_s": 64,
+    "nfnet_l0": 128,
+    "repvgg_a2": 128,
+    "swin_base_patch4_window7_224": 64,
+    "tf_efficientnet_b0": 128,
+    "visformer_small": 128,
+    "vit_base_patch14_dinov2.lvd142m": 128,
+    "vit_base_patch16_siglip_256": 128,
+}
+
+TORCHBENCH_BATCHES = {
+    Mode.TRAINING: {"demucs": 4, "dlrm": 1024, "densenet121": 4, "timm_efficientdet": 1, "llama_v2_7b_16h": 1, "yolov3": 8},
+    Mode.INFERENCE: {"timm_efficientdet": 32},
+}  # fmt: skip
+"""Where the dashboard's batch is not the model's own."""
+TORCHBENCH_OWN_BATCH = frozenset({"demucs", "pyhpc_turbulent_kinetic_energy", "vision_maskrcnn"})
+"""Models that take no other batch than their own."""
+TORCHBENCH_AMP = frozenset(
+    {
+        *("DALLE2_pytorch", "Super_SloMo", "detectron2_fcos_r_50_fpn", "doctr_det_predictor"),
+        *("doctr_reco_predictor", "pyhpc_turbulent_kinetic_energy", "sam_fast", "tts_angular"),
+    }
+)
+"""Models whose inference runs under autocast rather than in bfloat16."""
+TORCHBENCH_FP16 = frozenset({"vision_maskrcnn"})
+TORCHBENCH_LEFT_OUT = {
+    "detectron2_maskrcnn": "out of memory",
+    "hf_clip": "fails in eager mode",
+    "modded_nanogpt": "does not run",
+    "pytorch_CycleGAN_and_pix2pix": "fails in eager mode",
+    "simple_gpt_tp_manual": "needs several GPUs",
+    "tacotron2": "takes too long",
+}
+"""Models that the dashboard leaves out, and why. `hf_*` and `timm_*` are left out too: the other suites have their like."""
+TORCHBENCH_ONLY_INFERENCE = frozenset(
+    {
+        *("cm3leon_generate", "detectron2_fcos_r_50_fpn", "doctr_det_predictor", "doctr_reco_predictor"),
+        *("llama", "llama_v2_7b_16h", "maml", "moondream", "pyhpc_equation_of_state"),
+        *("pyhpc_isoneutral_mixing", "pyhpc_turbulent_kinetic_energy", "sam_fast", "simple_gpt"),
+    }
+)
+
+# --- tolerances ------------------------------------------------------------------------------------
+
+HUGGINGFACE_TOLERANCES = {
+    Mode.INFERENCE: {"GPT2ForSequenceClassification": 4e-3},
+    Mode.TRAINING: {"BertForMaskedLM": 2e-2, "MT5ForConditionalGeneration": 2e-2},
+}
+TIMM_TOLERANCES = {
+    "beit_base_patch16_224": 16e-2,
+    "deit_base_distilled_patch16_224": 8e-2,
+    "inception_v3": 4e-2,
+    "mobilenetv3_large_100": 4e-2,
+    "vit_base_patch16_siglip_256": 8e-2,
+}
+"""In training."""
+TORCHBENCH_HIGH_TOLERANCE = frozenset({"doctr_reco_predictor", "drq", "phlippe_resnet"})
+LARGER_MULTIPLIER = frozenset(
+    {
+        *("BertForMaskedLM", "GPT2ForSequenceClassification", "inception_v3", "mobilenetv3_large_100"),
+        *("vit_base_patch14_dinov2.lvd142m", "yolov3"),
+    }
+)
+"""Models whose small tensors may be off by more."""
+
+# --- subsets ---------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    ("huggingface", Mode.INFERENCE): {
+        "XLNetLMHeadModel": 1,
+        "MobileBertForQuestionAnswering": 128,
+        "MT5ForConditionalGeneration": 16,
+        "DebertaV2ForQuestionAnswering": 1,
+    },
+    ("huggingface", Mode.TRAINING): {
+        "XLNetLMHeadModel": 8,
+        "MT5ForConditionalGeneration": 16,
+        "BlenderbotSmallForConditionalGeneration": 64,
+        "DistillGPT2": 16,
+        "Speech2Text2ForCausalLM": 256,
+        "DebertaForMaskedLM": 8,
+    },
+    ("timm", Mode.INFERENCE): {"lcnet_050": 256},
+    ("torchbench", Mode.INFERENCE): {
+        "torch_multimodal_clip": 1,
+        "speech_transformer": 1,
+        "DALLE2_pytorch": 1,
+        "pyhpc_equation_of_state": 1048576,
+        "pyhpc_turbulent_kinetic_energy": 1048576,
+        "vision_maskrcnn": 1,
+        "nvidia_deeprecommender": 8192,
+        "dlrm": 2048,
+        "alexnet": 2,
+        "densenet121": 64,
+    },
+    ("torchbench", Mode.TRAINING): {
+        "timm_efficientdet": 1,
+        "dcgan": 32,
+        "BERT_pytorch": 16,
+        "nvidia_deeprecommender": 256,
+    },
+}
+"""The 25 workloads of the published table, with its batches."""
+STAND_INS = {
+    "XLNetLMHeadModel": ("xlnet-inference, xlnet-training", "relative attention in plain PyTorch, without the library"),
+    "torch_multimodal_clip": ("clip-inference", "ViT-B/32 with a text encoder, batch 8"),
+    "speech_transformer": ("speech-transformer-inference", "6 + 6 layers, batch 8, other lengths in each step"),
+    "DALLE2_pytorch": ("dalle-inference", "the decoder alone, 12 layers, batch 4"),
+    "vision_maskrcnn": ("detection-inference", "a small Mask R-CNN in float32"),
+    "dlrm": ("dlrm-inference", "26 tables, batch 256"),
+}  # fmt: skip
+"""Workloads of `run` that stand for a published one where it cannot be built, and what differs."""
+QUICK = {
+    "huggingface": (
+        *("AlbertForMaskedLM", "BartForCausalLM", "BertForMaskedLM", "DistilBertForMaskedLM", "DistillGPT2"),
+        *("ElectraForCausalLM", "GPT2ForSequenceClassification", "LayoutLMForMaskedLM", "PLBartForCausalLM"),
+        "RobertaForCausalLM",
+    ),
+    "timm": (
+        *("beit_base_patch16_224", "convnextv2_nano.fcmae_ft_in22k_in1k", "deit_base_distilled_patch16_224"),
+        *("deit_tiny_patch16_224.fb_in1k", "mobilenetv2_100", "mobilevit_s", "nfnet_l0", "repvgg_a2"),
+        *("visformer_small", "vit_base_patch16_siglip_256"),
+    ),
+    "torchbench": (
+        *("BERT_pytorch", "alexnet", "basic_gnn_gcn", "dcgan", "dlrm", "lennard_jones", "mnasnet1_0"),
+        *("nvidia_deeprecommender", "resnet18", "squeezenet1_1"),
+    ),
+}
+"""Ten models of each suite that compile quickly."""
