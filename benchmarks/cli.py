@@ -13,6 +13,7 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.records import read_records
 from benchmarks.regions import DEFAULT_WAYS, Record, measure_regions
 from benchmarks.run import Plan, Run
+from benchmarks.suites import command as suite_command
 from benchmarks.trial import CachePolicy, Settings
 from benchmarks.variants import VARIANTS, select_variants, variants_to_run
 from benchmarks.workloads import WORKLOADS, select_workloads
@@ -39,6 +40,9 @@ def parser() -> argparse.ArgumentParser:
     _add_table(commands.add_parser("table", help="print result files of `run` and `regions`"))
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
+    )
+    suite_command.add_options(
+        commands.add_parser("suite", help="measure the models of PyTorch's dashboard, in pieces")
     )
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
     _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))

@@ -35,6 +35,12 @@ def commit(folder: Path) -> str:
     return f"{revision}-dirty" if changed else revision
 
 
+def gpu_name() -> str | None:
+    """Return the first GPU's name; None without one."""
+    names = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return names.splitlines()[0] if names else None
+
+
 def _driver() -> str | None:
     versions = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
     return versions.splitlines()[0] if versions else None

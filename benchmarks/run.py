@@ -85,10 +85,13 @@ class Run:
 
     def save(self) -> None:
         """Write the result file."""
+        write_result(self.plan.out, self.environment(), self.settings(), self.records())
+
+    def environment(self) -> dict[str, str | None]:
+        """Return where it was measured, as far as a process has told."""
         answers = [result.answer for results in self.results.values() for result in results]
         seen = next((answer.environment for answer in answers if answer), {})
-        environment = {**{name: seen.get(name) for name in TORCH_FIELDS}, **self.host}
-        write_result(self.plan.out, environment, self.settings(), self.records())
+        return {**{name: seen.get(name) for name in TORCH_FIELDS}, **self.host}
 
     def settings(self) -> dict[str, Any]:
         """Return the settings for the result file."""

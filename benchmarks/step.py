@@ -68,9 +68,9 @@ class RecordedStep(Step):
     """
 
     def __init__(self, case: Case, device: torch.device, compile_as: Compile) -> None:
-        super().__init__(case, device, compile_as)
-        if self.optimizer or device.type != "cuda":
+        if case.optimizer or device.type != "cuda":
             raise BenchmarkError("only inference on a GPU is recorded by hand in one CUDA graph")
+        super().__init__(case, device, compile_as)
         self._recorded: tuple[torch.cuda.CUDAGraph, Inputs, Any] | None = None
 
     def evaluate(self, inputs: Inputs) -> Any:

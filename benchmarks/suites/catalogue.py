@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from benchmarks.errors import BenchmarkError, UnknownNameError
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "BENCHMARK_TORCHBENCH"
 """For a child: the checkout of TorchBench."""
+_NOWHERE = "http://127.0.0.1:9"
+OFFLINE: Mapping[str, str] = MappingProxyType(
+    {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        # Any other download fails at once, rather than after a time.
+        **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _NOWHERE),
+    }
+)
+"""Variables of a process that is to download nothing."""
 TORCHBENCH = "torchbench"
 _SOURCES = {
     "huggingface": "benchmarks.suites.huggingface:build",

@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-_NOWHERE = "http://127.0.0.1:9"
-ENVIRON: Mapping[str, str] = MappingProxyType(
-    {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        # Any other download fails at once, rather than after a time.
-        **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _NOWHERE),
-    }
-)
-"""Variables of a process that is to download nothing."""
+    from collections.abc import Iterator
 
 
 class _NoWeights(dict[str, Any]):

@@ -41,7 +41,8 @@ def with_tensors(value: Any, made: Callable[[str, torch.Tensor], Any], name: str
 
     if isinstance(value, Mapping):
         replaced = {key: inner(key, item) for key, item in value.items()}
-        return replaced if type(value) is dict else type(value)(replaced)
+        kind: Any = type(value)
+        return kind(replaced)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(inner(index, item) for index, item in enumerate(value)))
     if isinstance(value, tuple | list):

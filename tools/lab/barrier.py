@@ -30,8 +30,9 @@ _EXPECTED = "expected"
 _LOCK = "lock"
 _READY = ".ready"
 _TIMED = ".timed"
+AFTERWARDS_VARIABLE = "BENCHMARK_AFTERWARDS"
+"""For a child: the most processes that check and profile side by side, as eager mode takes more memory of the GPU."""
 _AFTERWARDS = 4
-"""The most processes that check and profile side by side: eager mode takes more memory of the GPU."""
 _POLL_S = 0.05
 
 
@@ -119,7 +120,8 @@ class Turn:
         _timed(self._file).touch()
         os.close(self._lock)
         self._wait_for_all(_TIMED)
-        locks = [_open(self._file.parent / f"{_LOCK}.{number}") for number in range(_AFTERWARDS)]
+        most = int(os.environ.get(AFTERWARDS_VARIABLE, _AFTERWARDS))
+        locks = [_open(self._file.parent / f"{_LOCK}.{number}") for number in range(most)]
         while not any(map(_locked, locks)):  # held until the process ends
             self._wait()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.run import Run
-from benchmarks.trial import Settings, Trial, TrialResult, TrialRunner, trials_of
+from benchmarks.trial import NOTHING_MORE, Settings, Trial, TrialResult, TrialRunner, trials_of
 from benchmarks.variants import Cache, Compile
 from tools.lab.barrier import Barrier
 from tools.lab.cpu_affinity import FULL_SPEED_VARIABLE
@@ -25,7 +25,7 @@ from tools.lab.gpu_slots import GpuSlot, dealt, parts
 from tools.lab.processes import as_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 _COMPILED = "compiled."
 """Begins the name of a mark in a folder of caches: the variant after it has compiled all that it needs."""
@@ -49,9 +49,18 @@ class SharedRunner(TrialRunner):
 
     child = ("tools.lab.shared_machine", "run")
 
-    def __init__(self, folder: Path, settings: Settings, compiled: Path | None, *, full_speed: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        compiled: Path | None,
+        *,
+        full_speed: bool,
+        environ: Mapping[str, str] = NOTHING_MORE,
+    ) -> None:
         super().__init__(folder, settings, compiled)
-        self._environ = {FULL_SPEED_VARIABLE: str(folder / "full-speed")} if full_speed else {}
+        own = {FULL_SPEED_VARIABLE: str(folder / "full-speed")} if full_speed else {}
+        self._environ = {**environ, **own}
 
     def run_beside(self, trial: Trial, barrier: Barrier) -> TrialResult:
         """Run a trial that compiles beside others and waits for them to be timed."""
@@ -72,6 +81,22 @@ class SharedRunner(TrialRunner):
     def _mark(self, trial: Trial) -> Path:
         # A mark of the variant: PyGraph's placement compiles other code among the same caches.
         return self.caches(trial) / f"{_COMPILED}{trial.variant.name}"
+
+
+def side_by_side(
+    wave: Sequence[Trial], runner: SharedRunner, folder: Path, slot: GpuSlot
+) -> Iterator[tuple[Trial, TrialResult]]:
+    """Run trials side by side and yield each with its result when it ends; nothing more once the runner is to stop."""
+    if not wave or runner.stop.is_set():
+        return
+    expected = [(trial.name, runner.compiles_with(trial)) for trial in wave]
+    cores = len(slot.cores) if slot.cores is not None else None
+    barrier = Barrier(folder, expected, dict(slot.environ), cores)
+    with ThreadPoolExecutor(len(wave), initializer=slot.enter) as pool:
+        running = {pool.submit(runner.run_beside, trial, barrier): trial for trial in wave}
+        for done in as_ended(running):
+            if not runner.stop.is_set():
+                yield running[done], done.result()
 
 
 @dataclass
@@ -97,10 +122,13 @@ class SharedRun(Run):
         plan, sharing = self.plan, self.sharing
         # With the time of each step, these are to be all steps in their order.
         runner = SharedRunner(folder, plan.settings, sharing.compiled, full_speed=not plan.each_step)
-        started = time.monotonic()
-        with ThreadPoolExecutor(len(sharing.slots)) as pool, contextlib.ExitStack() as stack:
+        self._take_all_slots(runner, folder)
+
+    def _take_all_slots(self, runner: SharedRunner, folder: Path) -> None:
+        started, slots = time.monotonic(), self.sharing.slots
+        with ThreadPoolExecutor(len(slots)) as pool, contextlib.ExitStack() as stack:
             stack.callback(runner.stop.set)  # the pool would wait for all of them
-            running = [pool.submit(self._take_slot, slot, runner, folder, started) for slot in sharing.slots]
+            running = [pool.submit(self._take_slot, slot, runner, folder, started) for slot in slots]
             for done in as_ended(running):
                 done.result()
             stack.pop_all()
@@ -118,16 +146,8 @@ class SharedRun(Run):
         possible = [trial for trial in trials if not self.has_failed(trial)]
         for warm in (False, True):
             wave = [trial for trial in possible if (trial.variant.cache is Cache.WARM) is warm]
-            if not wave or runner.stop.is_set():
-                continue
-            expected = [(trial.name, runner.compiles_with(trial)) for trial in wave]
-            cores = len(slot.cores) if slot.cores is not None else None
-            barrier = Barrier(Path(f"{folder}.{warm}"), expected, dict(slot.environ), cores)
-            with ThreadPoolExecutor(len(wave), initializer=slot.enter) as pool:
-                running = {pool.submit(runner.run_beside, trial, barrier): trial for trial in wave}
-                for done in as_ended(running):  # noted at once, as the run may be ended early
-                    if not runner.stop.is_set():
-                        self.note(running[done], done.result())
+            for trial, result in side_by_side(wave, runner, Path(f"{folder}.{warm}"), slot):
+                self.note(trial, result)
 
     def note(self, trial: Trial, result: TrialResult) -> None:
         """Keep a result of any slot."""

@@ -1,6 +1,6 @@
 """The child processes of the lab: they compile side by side, are timed one at a time, and on cores that run at full speed.
 
-`python -m tools.lab.shared_machine run TASK ANSWER_FILE`, or `regions WORKLOAD WAY ANSWER_FILE`, or `addresses WORKLOAD WAY ANSWER_FILE`.
+`python -m tools.lab.shared_machine run TASK ANSWER_FILE`, or `suite TASK ANSWER_FILE`, or `regions WORKLOAD WAY ANSWER_FILE`, or `addresses WORKLOAD WAY ANSWER_FILE`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ T = TypeVar("T")
 class SharedMachine(Conditions):
     """A process beside others: it waits at the barrier, and is timed on cores that run at full speed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, frees: bool = False) -> None:
+        """Take part; `frees`: give memory that is not in use back to the GPU while others are timed."""
+        self._frees = frees
         self._cores: Cores | None = None
         self._turn: Turn | None = None
 
@@ -35,6 +37,8 @@ class SharedMachine(Conditions):
 
     def before_timing(self) -> None:
         """Wait until all have compiled, and none is being timed."""
+        if self._frees and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
         self._turn = wait_for_turn()
 
     def after_timing(self) -> None:
@@ -59,10 +63,10 @@ class SharedMachine(Conditions):
 def main(arguments: list[str]) -> int:
     """Run the child process that the first argument names."""
     what, *rest = arguments
-    if what == "run":
+    if what in ("run", "suite"):
         from benchmarks import child
 
-        return child.main(rest, SharedMachine())
+        return child.main(rest, SharedMachine(frees=what == "suite"))
     if what == "regions":
         from benchmarks import region_child
 

@@ -1,0 +1,148 @@
+"""`python -m benchmarks suite`: options, and what they ask for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.arguments import names, positive
+from benchmarks.environment import gpu_name
+from benchmarks.errors import BenchmarkError
+from benchmarks.processes import ROOT
+from benchmarks.records import read_records, read_result
+from benchmarks.run import Plan
+from benchmarks.suites import catalogue, summary
+from benchmarks.suites.catalogue import SUITES, Selection
+from benchmarks.trial import CachePolicy, Settings
+from benchmarks.variants import Compile, variants_to_run
+from benchmarks.workloads import Mode
+
+if TYPE_CHECKING:
+    import argparse
+
+    from tools.lab.suite import SuiteRun
+
+VARIANTS = "eager,default,reduce-overhead,pygraph-default,pygraph-default-warm,pygraph-cold,pygraph-warm,default-again,cuda-graph"
+_QUICK_VARIANTS = "default,reduce-overhead,pygraph-default"
+_END_S, _QUICK_END_S = 540, 120
+_STORED = ROOT / "benchmarks" / "results"
+_LIBRARIES = ("torch", "torchvision", "transformers", "timm")
+_PRODUCT = re.compile(r"\b[A-Z]+\d+\w*")
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `suite`."""
+    command.set_defaults(command=run_suite)
+    add = command.add_argument
+    add("suite", choices=SUITES)
+    add("--training", action="store_true", help="training rather than inference")
+    add("--models", type=names, default=[], metavar="A,B", help="or `published` (default: all)")
+    add("--torchbench", type=Path, metavar="DIR", help="a checkout of TorchBench")
+    add("--variants", type=names, metavar="P,Q", help=f"default: {VARIANTS}")
+    add("--out", type=Path, required=True, metavar="DIR", help="a file of it goes on where it stopped")
+    add("--gpus", type=positive, default=1, help="GPUs, each with its share of the cores (default 1)")
+    add("--end-s", type=positive, help=f"end by itself within these seconds (default {_END_S})")
+    add("--at-once", type=positive, metavar="N", help="models that compile side by side on a GPU (default 2)")
+    add("--quick", action="store_true", help="ten models anew, held against stored results")
+    add("--stored", type=Path, metavar="FILE", help="those results (default: in benchmarks/results)")
+    add("--steps", type=positive, default=30, help="timed steps in a process (default 30)")
+    add("--warm-up", type=positive, default=80, help="steps before them (default 80)")
+    add("--windows", type=positive, default=3, help="windows of back-to-back steps (default 3)")
+    add("--window-steps", type=positive, default=10, help="steps in a window (default 10)")
+    add("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
+    add("--timeout-s", type=positive, default=300, help="limit of one process (default 300)")
+    add("--logs", type=Path, metavar="DIR", help="keep what the processes print")
+
+
+def run_suite(options: argparse.Namespace) -> int:
+    """Measure a piece of a suite and print its summary; return 0, whatever the models do."""
+    run = suite_run(options)
+    run.execute()
+    print(summary.render(read_result(run.plan.out)))
+    if left := run.unmeasured:
+        print(
+            f"{len(left)} models are not measured in all variants yet: run the same command again",
+            file=sys.stderr,
+        )
+    if options.quick:
+        stored = options.stored or _STORED / f"suite-{run.plan.out.name.removeprefix('quick-')}"
+        print(
+            summary.against_stored(read_records(run.plan.out), read_records(stored))
+            if stored.exists()
+            else f"there are no stored results in {stored}"
+        )
+    return 0
+
+
+def suite_run(options: argparse.Namespace) -> SuiteRun:
+    """Return the run that options ask for; raises BenchmarkError."""
+    # Imported here: the other commands do without the lab.
+    from tools.lab.gpu_slots import gpu_slots
+    from tools.lab.run import Sharing
+    from tools.lab.suite import Piece, SuiteRun
+
+    mode = Mode.TRAINING if options.training else Mode.INFERENCE
+    selection, torchbench = _selection(options, mode)
+    end_s = options.end_s or (_QUICK_END_S if options.quick else _END_S)
+    piece = Piece(
+        options.suite, mode, end_s, selection.left_out, _libraries(), torchbench, anew=options.quick
+    )
+    sharing = Sharing(gpu_slots(options.gpus), options.at_once or (10 if options.quick else 2))
+    return SuiteRun(_plan(options, mode, selection), sharing=sharing, piece=piece)
+
+
+def _selection(options: argparse.Namespace, mode: Mode) -> tuple[Selection, Path | None]:
+    torchbench = options.torchbench and options.torchbench.absolute()
+    if options.quick:
+        if options.models:
+            raise BenchmarkError("--quick has models of its own: name them, or take --quick")
+        return catalogue.quick(options.suite, mode, torchbench), torchbench
+    return catalogue.select(options.suite, mode, options.models, torchbench), torchbench
+
+
+def _plan(options: argparse.Namespace, mode: Mode, selection: Selection) -> Plan:
+    asked = options.variants or names(_QUICK_VARIANTS if options.quick else VARIANTS)
+    variants = variants_to_run(asked)
+    if mode is Mode.TRAINING:
+        variants = tuple(each for each in variants if each.compile is not Compile.CUDA_GRAPH)
+    out = options.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    gpu = "cpu" if options.device == "cpu" else _short(gpu_name())
+    quick = "quick-" if options.quick else ""
+    return Plan(
+        workloads=selection.workloads,
+        variants=variants,
+        repetitions=1,
+        settings=Settings(
+            steps=options.steps,
+            warm_up=options.warm_up,
+            windows=options.windows,
+            window_steps=options.window_steps,
+            device=options.device,
+            caches=CachePolicy.SHARED,
+            timeout_s=options.timeout_s,
+            logs=options.logs and options.logs.absolute(),
+        ),
+        out=out / f"{quick}{options.suite}-{mode}-{gpu}.json",
+    )
+
+
+def _short(gpu: str | None) -> str:
+    """Return a GPU's name as in names of files."""
+    if gpu is None:
+        return "cpu"
+    product = _PRODUCT.search(gpu)
+    return (product.group() if product else re.sub(r"\W+", "-", gpu)).lower()
+
+
+def _libraries() -> dict[str, str]:
+    found = {}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

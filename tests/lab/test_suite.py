@@ -1,0 +1,99 @@
+"""Pieces of a suite of tiny models, on the CPU: stop, go on, and what fails on the way."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from benchmarks import cli
+from benchmarks.errors import BenchmarkError
+from benchmarks.run import Plan
+from benchmarks.suites import command
+from benchmarks.trial import CachePolicy, Settings
+from benchmarks.variants import variants_to_run
+from tests.support.tiny_suite import tiny
+from tools.lab.run import Sharing
+from tools.lab.suite import Piece, SuiteRun
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+def suite_run(out: Path, models: list[str], variants: str, end_s: float = 500.0, steps: int = 5) -> SuiteRun:
+    settings = Settings(steps, 3, 1, 2, "cpu", CachePolicy.SHARED, 200, None, profile=False)
+    plan = Plan(tuple(map(tiny, models)), variants_to_run(variants.split(",")), 1, settings, out)
+    return SuiteRun(plan, sharing=Sharing(at_once=2), piece=Piece("tiny", "inference", end_s))
+
+
+def records(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    found = json.loads(out.read_text())["records"]
+    return {(each["workload"].partition("-")[0], each["variant"]): each for each in found}
+
+
+@pytest.mark.slow
+def test_a_piece_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+    out = tmp_path / "suite.json"
+    suite_run(out, ["right", "absent"], "eager").execute()
+    first = records(out)
+    assert first["right", "eager"]["correct"] is True
+    assert "KeyError" in first["absent", "eager"]["note"]
+
+    again = suite_run(out, ["right", "absent", "wrong"], "eager,default,cuda-graph")
+    again.execute()
+
+    assert set(again.results) == {
+        (f"{model}-inference", variant)
+        for model, variant in [
+            *(("right", name) for name in ("default", "cuda-graph")),
+            *(("wrong", name) for name in ("eager", "default", "cuda-graph")),
+        ]
+    }
+    found = records(out)
+    assert found["right", "eager"] == first["right", "eager"]
+    assert [found[model, "default"]["correct"] for model in ("right", "wrong")] == [True, False]
+    assert "only inference on a GPU" in found["right", "cuda-graph"]["note"]
+    assert again.unmeasured == []
+
+
+def test_a_piece_without_time_begins_nothing_and_says_so(tmp_path: Path) -> None:
+    out = tmp_path / "suite.json"
+    run = suite_run(out, ["right"], "eager", end_s=1.0)
+
+    assert run.execute() == []
+
+    assert run.unmeasured == ["right-inference"]
+    assert json.loads(out.read_text())["settings"]["stopped"] == "stopped: no time for more"
+
+
+def test_a_file_of_other_settings_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "suite.json"
+    suite_run(out, ["right"], "eager", end_s=1.0).execute()
+
+    with pytest.raises(BenchmarkError, match="another steps"):
+        suite_run(out, ["right"], "eager", steps=6).execute()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "variants"),
+    [
+        ("timm", "timm-inference-cpu.json", command.VARIANTS.split(",")),
+        ("huggingface --training", "huggingface-training-cpu.json", command.VARIANTS.split(",")[:-1]),
+        ("timm --quick", "quick-timm-inference-cpu.json", ["default", "reduce-overhead", "pygraph-default"]),
+    ],
+)
+def test_a_suite_has_a_file_for_each_mode_and_gpu(
+    tmp_path: Path, arguments: str, file: str, variants: list[str]
+) -> None:
+    options = cli.parser().parse_args(
+        ["suite", *arguments.split(), "--device", "cpu", "--out", str(tmp_path / "results")]
+    )
+
+    run = command.suite_run(options)
+
+    assert run.plan.out == tmp_path / "results" / file
+    assert [each.name for each in run.plan.variants] == variants
+    assert run.plan.workloads
