@@ -18,6 +18,7 @@ from benchmarks.figures import percentile
 from benchmarks.large_cache import KNOWN, OLD, digest, fill
 from benchmarks.lookup_load import Load, run_load
 from benchmarks.records import SCHEMA, check_writable, write_json
+from benchmarks.watching import Watched
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import LOOKUP_PATH, LookupAnswer, LookupRequest, decode, encode
@@ -58,24 +59,32 @@ def measure_lookup(plan: Plan, out: Path) -> list[str]:
         fill(locations.database, plan.entries, old)
         print(f"{plan.entries} entries stored", file=sys.stderr, flush=True)
         with Daemon(home):
-            records = [_alone(plan, locations.socket, plan.entries - old)]
+            records = [_alone(plan, locations, plan.entries - old)]
             if plan.load is not None:
                 records.append(_loaded(plan, plan.load, locations, plan.entries - old))
     write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": records})
     return [f"{name:15} {value}" for record in records for name, value in record.items()]
 
 
-def _alone(plan: Plan, socket: Path, known: int) -> dict[str, Any]:
+def _alone(plan: Plan, locations: Locations, known: int) -> dict[str, Any]:
     # Other entries every time, over the whole database.
     starts = [number * plan.graphs % (known - plan.graphs) for number in range(-_WARM_UP, plan.requests)]
-    times = [_lookup_us(Transport(socket), plan.graphs, first) for first in starts][_WARM_UP:]
+    transport, daemon = Transport(locations.socket), Watched.daemon(locations)
+    for first in starts[:_WARM_UP]:
+        _lookup_us(transport, plan.graphs, first)
+    used_s = daemon.cpu_s
+    times = [_lookup_us(transport, plan.graphs, first) for first in starts[_WARM_UP:]]
+    cpu_us = round((daemon.cpu_s - used_s) * 1e6 / len(times), 1)
     facts = {"clients": 1, "graphs": plan.graphs, "entries": plan.entries, "requests": len(times)}
-    return {**facts, **_latencies(times)}
+    return {**facts, "cpu_us": cpu_us, **_latencies(times)}
 
 
 def _loaded(plan: Plan, load: Load, locations: Locations, known: int) -> dict[str, Any]:
+    daemon = Watched.daemon(locations)
+    used_s = daemon.cpu_s
     with _pruning(locations) if plan.prune else contextlib.nullcontext() as prune:
         outcome = run_load(locations.socket, load, known)
+        used_s = daemon.cpu_s - used_s
         is_pruning = prune is not None and prune.poll() is None
     requests = len(outcome.times_us) + len(outcome.unanswered)
     return {
@@ -88,6 +97,7 @@ def _loaded(plan: Plan, load: Load, locations: Locations, known: int) -> dict[st
         "unanswered": len(outcome.unanswered),
         "reasons": sorted(set(outcome.unanswered)),
         "pruned_all_the_time": is_pruning,
+        "cpu_us": round(used_s * 1e6 / requests, 1) if requests else None,
         **_latencies(outcome.times_us),
     }
 

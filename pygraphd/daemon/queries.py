@@ -12,6 +12,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from pygraphd.daemon import tables
 from pygraphd.daemon.rederiving import rederive
+from pygraphd.daemon.statements import Statement
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import RecordRequest
 from pygraphd.schema.portable import ELSEWHERE
@@ -48,21 +49,17 @@ def record(
     """
     at = now if measured_at is None else measured_at
     environment = request.environment.digest()
-    connection.execute(
-        insert(tables.Environment).on_conflict_do_nothing(),
-        {"id": environment, **request.environment.factors()},
-    )
+    _ADD_ENVIRONMENT.run(connection, {"id": environment, **request.environment.factors()})
     decided = _decided(connection, environment, request)
     for record in request.records:
         decision = decision_row(environment, record, request, uid, now, at)
         rows = _measurement_rows(environment, record, request, uid, at)
         if rows and _is_decided(decision, decided.get(record.graph.digest)) and _are_stored(connection, rows):
             continue
-        connection.execute(insert(tables.Graph).on_conflict_do_nothing(), graph_row(record))
-        connection.execute(_UPSERT_DECISION, decision)
-        if rows:
-            connection.execute(sa.insert(tables.Measurement), rows)
-            connection.execute(_DROP_OLD_MEASUREMENTS, rows)
+        _ADD_GRAPH.run(connection, graph_row(record))
+        _UPSERT_DECISION.run(connection, decision)
+        _ADD_MEASUREMENT.run_each(connection, rows)
+        _DROP_OLD_MEASUREMENTS.run_each(connection, rows)
 
 
 def fill(connection: sa.Connection, rows: Iterable[Portable], uid: int) -> None:
@@ -93,8 +90,10 @@ def _decided(
 ) -> dict[str, Mapping[str, Any]]:
     """Return the stored decisions for the graphs of a request, by graph."""
     graphs = json.dumps([record.graph.digest for record in request.records])
-    rows = connection.exec_driver_sql(_DECISIONS, (environment, graphs)).mappings()
-    return {row["graph"]: dict(row) for row in rows}
+    cursor = _DECISIONS.run(connection, {"environment": environment, "graphs": graphs})
+    names = [column[0] for column in cursor.description]
+    rows = [dict(zip(names, row, strict=True)) for row in cursor]
+    return {row["graph"]: row for row in rows}
 
 
 def _is_decided(decision: dict[str, Any], stored: Mapping[str, Any] | None) -> bool:
@@ -105,7 +104,7 @@ def _is_decided(decision: dict[str, Any], stored: Mapping[str, Any] | None) -> b
 
 def _are_stored(connection: sa.Connection, rows: Sequence[Mapping[str, Any]]) -> bool:
     # Two measurements never agree in the last digit of each figure.
-    return all(connection.scalar(_IS_MEASURED, row) for row in rows)
+    return all(_IS_MEASURED.run(connection, row).fetchone()[0] for row in rows)
 
 
 def graph_row(record: Record) -> dict[str, Any]:
@@ -179,14 +178,25 @@ def _measurement_rows(
     ]
 
 
-# As text: it is read before every record, and SQLAlchemy's took as long as writing one.
-_DECISIONS = "SELECT * FROM decision WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))"
-_IS_MEASURED = sa.select(
-    sa.exists().where(
-        *(
-            column.is_not_distinct_from(sa.bindparam(column.name))
-            for column in sa.inspect(tables.Measurement).columns
-            if column.name not in {"id", "measured_at"}
+_ADD_ENVIRONMENT = Statement(insert(tables.Environment).on_conflict_do_nothing())
+_ADD_GRAPH = Statement(insert(tables.Graph).on_conflict_do_nothing())
+_ADD_MEASUREMENT = Statement(
+    insert(tables.Measurement),
+    [column.name for column in sa.inspect(tables.Measurement).columns if column.name != "id"],
+)
+_DECISIONS = Statement(
+    sa.text(
+        "SELECT * FROM decision WHERE environment = :environment AND graph IN (SELECT value FROM json_each(:graphs))"
+    )
+)
+_IS_MEASURED = Statement(
+    sa.select(
+        sa.exists().where(
+            *(
+                column.is_not_distinct_from(sa.bindparam(column.name))
+                for column in sa.inspect(tables.Measurement).columns
+                if column.name not in {"id", "measured_at"}
+            )
         )
     )
 )
@@ -195,21 +205,23 @@ _KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
 """Columns that keep their values when a decision is replaced."""
 _decision_insert = insert(tables.Decision)
 _is_from_elsewhere = sa.or_(*(tables.Decision.host.startswith(prefix) for prefix in ELSEWHERE))
-_UPSERT_DECISION = _decision_insert.on_conflict_do_update(
-    index_elements=["environment", "graph"],
-    set_={
-        column.name: _decision_insert.excluded[column.name]
-        for column in sa.inspect(tables.Decision).columns
-        if column.name not in _KEPT
-    },
-    where=sa.or_(
-        # A guess made because a program ended early never replaces what a longer one found out,
-        _decision_insert.excluded.final >= tables.Decision.final,
-        # but that is used by nobody if an older policy decided it,
-        _decision_insert.excluded.policy > tables.Decision.policy,
-        # and what came from elsewhere was not found out here: it was not used, or did not hold.
-        _is_from_elsewhere & _decision_insert.excluded.measured_at.is_not(None),
-    ),
+_UPSERT_DECISION = Statement(
+    _decision_insert.on_conflict_do_update(
+        index_elements=["environment", "graph"],
+        set_={
+            column.name: _decision_insert.excluded[column.name]
+            for column in sa.inspect(tables.Decision).columns
+            if column.name not in _KEPT
+        },
+        where=sa.or_(
+            # A guess made because a program ended early never replaces what a longer one found out,
+            _decision_insert.excluded.final >= tables.Decision.final,
+            # but that is used by nobody if an older policy decided it,
+            _decision_insert.excluded.policy > tables.Decision.policy,
+            # and what came from elsewhere was not found out here: it was not used, or did not hold.
+            _is_from_elsewhere & _decision_insert.excluded.measured_at.is_not(None),
+        ),
+    )
 )
 
 _rests_on = (
@@ -221,23 +233,25 @@ _rests_on = (
     .scalar_subquery()
 )
 _older = sa.orm.aliased(tables.Measurement)
-_DROP_OLD_MEASUREMENTS = sa.delete(tables.Measurement).where(
-    tables.Measurement.environment == sa.bindparam("environment"),
-    tables.Measurement.graph == sa.bindparam("graph"),
-    tables.Measurement.deployment == sa.bindparam("deployment"),
-    # Programs that end early add theirs for ever, and leave a final decision as it is.
-    tables.Measurement.measured_at.is_distinct_from(_rests_on),
-    tables.Measurement.id
-    <= sa.select(_older.id)
-    .where(
-        _older.environment == sa.bindparam("environment"),
-        _older.graph == sa.bindparam("graph"),
-        _older.deployment == sa.bindparam("deployment"),
+_DROP_OLD_MEASUREMENTS = Statement(
+    sa.delete(tables.Measurement).where(
+        tables.Measurement.environment == sa.bindparam("environment"),
+        tables.Measurement.graph == sa.bindparam("graph"),
+        tables.Measurement.deployment == sa.bindparam("deployment"),
+        # Programs that end early add theirs for ever, and leave a final decision as it is.
+        tables.Measurement.measured_at.is_distinct_from(_rests_on),
+        tables.Measurement.id
+        <= sa.select(_older.id)
+        .where(
+            _older.environment == sa.bindparam("environment"),
+            _older.graph == sa.bindparam("graph"),
+            _older.deployment == sa.bindparam("deployment"),
+        )
+        .order_by(_older.id.desc())
+        .offset(KEPT_MEASUREMENTS)
+        .limit(1)
+        .scalar_subquery(),
     )
-    .order_by(_older.id.desc())
-    .offset(KEPT_MEASUREMENTS)
-    .limit(1)
-    .scalar_subquery(),
 )
 
 _ADD_HITS = (
