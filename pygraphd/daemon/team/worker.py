@@ -221,7 +221,8 @@ class Worker:
     def _note_refusal(self, database: Database, batch: Sequence[Publication], error: TeamError) -> None:
         """Go on after a batch that was not published; raises the error unless something else can be done."""
         if error.fault is Fault.RIGHTS:
-            self._stop_publishing(str(error))
+            # The role's rights say more than the table at which it failed.
+            self._stop_publishing(self._publishes_not or str(error))
         elif error.fault is Fault.DATA and len(batch) > 1:
             for each in batch:
                 self._publish(database, [each])
