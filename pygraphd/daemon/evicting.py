@@ -30,6 +30,8 @@ _SET_S = 3600.0
 """How far the clock is set before no age is believed for `LOOK_S`: a clock that is wrong for a moment must not empty the cache."""
 _FILLED = 0.9
 """The share of the size limit down to which entries are deleted, so that not each record deletes some."""
+_MUCH_TOO_LARGE = 1.25
+"""The share of the size limit above which the file is packed although records have to wait for that."""
 _LAST_USE = "max(created_at, coalesce(last_hit, 0.0))"
 
 
@@ -60,10 +62,11 @@ class Eviction:
     ) -> int:
         """Delete what is over the limits; return how many entries that were. Raises what `prune` and `pack` raise.
 
-        `pack` rewrites the file, for which records would have to wait, so it is called when `is_quiet`; it returns whether it could.
+        `pack` rewrites the file, for which records would have to wait, so it is called when `is_quiet`, or when the file has grown far
+        beyond the limit in a time that never was; it returns whether it could.
         """
         if self._must_pack:
-            await self._pack(pack, is_quiet)
+            await self._pack(pack, is_quiet or await self._is_too_large(_MUCH_TOO_LARGE))
             return 0
         age_s = await self._age()
         if age_s is None:
@@ -71,7 +74,7 @@ class Eviction:
         evicted = await prune(PruneRequest(older_than_s=age_s))
         _log.info("evicted %d entries unused for %s", evicted.entries, human_duration(age_s))
         # Entries unused for longest lie among others: each leaves a hole, and few pages become free.
-        self._must_pack = await asyncio.to_thread(is_too_large, self._path, self.limits)
+        self._must_pack = await self._is_too_large()
         await self._pack(pack, is_quiet)
         return evicted.entries
 
@@ -100,8 +103,15 @@ class Eviction:
         _log.warning("the clock was set: no entry is evicted for its age for %s", human_duration(LOOK_S))
         return True
 
-    async def _pack(self, pack: Callable[[], Awaitable[bool]], is_quiet: bool) -> None:
-        if not self._must_pack or not is_quiet:
+    async def _is_too_large(self, share: float = 1.0) -> bool:
+        limits = dataclasses.replace(self.limits, size=int(self.limits.size * share))
+        try:
+            return await asyncio.to_thread(is_too_large, self._path, limits)
+        except (OSError, sqlite3.Error):
+            return False  # as in `_age`
+
+    async def _pack(self, pack: Callable[[], Awaitable[bool]], may_wait: bool) -> None:
+        if not self._must_pack or not may_wait:
             return
         self._must_pack = False
         if not await pack():
