@@ -106,6 +106,11 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
         raise
 
 
+def is_there(path: Path) -> bool:
+    """Return whether something lies at a path. Where it may not be looked, or a name is no name, nothing does; `Path.exists` raises."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
 def is_irregular(path: Path) -> bool:
     """Return whether something lies at a path that is neither a regular file nor a link to one."""
     try:

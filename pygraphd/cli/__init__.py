@@ -21,6 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except CommandError as error:
         complain(f"pygraphd: {error}")
         sys.exit(error.exit_code)
+    except (
+        OSError
+    ) as error:  # of a file that no command looks after by itself, as in a folder that may not be searched
+        name = "" if error.filename is None else f"{error.filename}: "
+        complain(f"pygraphd: {name}{error.strerror or error}")
+        sys.exit(Exit.ERROR)
 
 
 def _run(words: list[str]) -> NoReturn:

@@ -134,7 +134,7 @@ def _helper(found: Mapping[str, Any]) -> Check:
     if not found["headers"]:
         return Check("helper", f"no Python.h in {found['include']}", "install the headers of this Python")
     log = Path(f"{found['path']}.log")
-    if log.exists():
+    if ownership.is_there(log):
         return Check("helper", "its compilation failed", f"{log} says why; delete that file to try again")
     return Check("helper", "not compiled yet; the first program that records a graph has it compiled")
 
@@ -165,7 +165,7 @@ def _folders(locations: Locations) -> Iterator[Check]:
 
 
 def _folder(name: str, folder: Path, mounts: Iterable[tuple[str, str]]) -> Iterator[Check]:
-    there = next(each for each in (folder, *folder.parents) if each.exists())
+    there = next(each for each in (folder, *folder.parents) if ownership.is_there(each))
     if there == folder and (problem := ownership.why_not_private(folder)) is not None:
         yield Check(name, problem, "as it says; programs go on without the cache until then")
     elif not os.access(there, os.W_OK | os.X_OK):

@@ -202,8 +202,12 @@ def _without_daemon(status: Status, locations: Locations) -> Status:
 
 
 def _count_entries(path: Path) -> tuple[int | None, str | None]:
-    if not path.exists():
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
         return 0, None
+    except OSError:
+        return None, None  # why, is a problem of its folder
     try:
         with contextlib.closing(offline.connect(path)) as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()

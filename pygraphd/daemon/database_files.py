@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.schema import offline
 from pygraphd.schema.offline import DATABASE_VERSION
-from pygraphd.schema.ownership import is_irregular, open_regular
+from pygraphd.schema.ownership import is_irregular, is_there, open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ def is_full(path: Path) -> bool:
 
 def stored_version(path: Path) -> int | None:
     """Return `PRAGMA user_version` of the file, or None if there is no readable database."""
-    if not path.exists():
+    if not is_there(path):
         return None
     try:
         with contextlib.closing(offline.connect(path)) as connection:
@@ -105,8 +105,11 @@ def set_aside(path: Path, label: str) -> Path:
 
 
 def files_set_aside(path: Path) -> list[Path]:
-    """Return the databases that were renamed and still lie beside this one, sorted by name."""
-    found = (file for label in (CORRUPT, OUTDATED) for file in path.parent.glob(f"{path.name}.{label}*"))
+    """Return the databases that were renamed and still lie beside this one, sorted by name; none where it may not be looked."""
+    found: list[Path] = []
+    with contextlib.suppress(OSError):
+        for label in (CORRUPT, OUTDATED):
+            found += path.parent.glob(f"{path.name}.{label}*")
     return sorted(file for file in found if not file.name.endswith(("-wal", "-shm")))
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from pygraphd.schema.ownership import is_irregular, open_regular
+from pygraphd.schema.ownership import is_irregular, is_there, open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def acquire(
 
 def is_held(locations: Locations) -> bool:
     """Return whether some process holds the lock; a lock that cannot be opened is held by nobody."""
-    if not locations.lock.exists() or is_irregular(locations.lock):
+    if not is_there(locations.lock) or is_irregular(locations.lock):
         return False
     lock = FileLock(locations.lock, mode=0o600)
     try:

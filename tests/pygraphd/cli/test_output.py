@@ -149,6 +149,19 @@ def test_output_that_is_closed_is_wanted_by_nobody(commands: dict[str, int], tmp
     assert ended == {words: (code, "") for words, code in commands.items()}
 
 
+def test_a_home_that_cannot_be_looked_into_is_one_line(
+    commands: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another user's, where `su` and `sudo` have kept HOME; a name that is too long is the same to root."""
+    monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path / ("x" * 300)))
+    with Path("/dev/null").open("w") as nowhere:
+        ended = {words: _ended(words.split(), nowhere.fileno(), tmp_path) for words in commands}
+
+    assert {words: said for words, said in ended.items() if said[0] == 120} == {}  # a traceback
+    assert ended["status"][0] == 2  # the settings lie there, too
+    assert all(said.count("\n") <= 1 and "long" in said for code, said in ended.values() if code)
+
+
 def test_a_failure_that_was_caught_is_not_forgotten(tmp_path: Path) -> None:
     """As typer catches it while it finds out what kind of stream it has."""
     with Path("/dev/full").open("wb", buffering=0) as full:
