@@ -183,3 +183,29 @@ def test_two_daemons_publish_one_measurement_at_once(
 
     _expect_published_once(shared, *names)
     assert sum(home.stats["team_published"] for home in homes) == len(names)
+
+
+def test_another_server_is_named_while_one_is_silent(
+    shared: TeamDatabase, proxy: TcpProxy, member: Callable[[str], Member]
+) -> None:
+    """SIGHUP ends the wait for the old one, and what waited for it goes to the new one; without one it stays."""
+    proxy.be_silent()
+    home = member("")
+    settings = home.path / "config.toml"
+    settings.write_text(f'team_url = "{shared.url(PUBLISHER, proxy.port)}"')
+    pid = home.start()
+    home.wait_until(lambda: proxy.accepted > 0)
+    home.record("a")
+
+    settings.write_text("")
+    os.kill(pid, signal.SIGHUP)
+    home.wait_until(lambda: home.stats["team"] is None)
+    home.record("b")
+    assert home.lookup("missing") == []
+    settings.write_text(f'team_url = "{shared.url(PUBLISHER)}"')
+    os.kill(pid, signal.SIGHUP)
+    home.wait_until(lambda: home.stats["team"] is not None)
+    home.record("c")
+    home.wait_until_published()
+
+    _expect_published_once(shared, "a", "c")

@@ -118,19 +118,24 @@ def test_tables_that_are_locked_are_waited_for(shared: TeamDatabase, member: Cal
     assert shared.published() == [(digest("a"), PUBLISHER)]
 
 
-def test_an_older_version_names_who_can_mend_it(
+def test_tables_that_are_missing_or_older_are_left_to_their_owner(
     postgres: Postgres, database: str, member: Callable[[str], Member], shared: TeamDatabase
 ) -> None:
-    """Neither does a daemon make tables, even where it could: of thousands, all would."""
+    """No daemon makes or migrates tables, even where it could: of thousands, all would."""
     postgres.admit(database, PUBLISHER)
     postgres.psql(database, f"GRANT CREATE ON DATABASE {database} TO {PUBLISHER};")
-    home = member(postgres.url(database, PUBLISHER))
-    home.start()
-    home.record("a")
-    home.wait_for_problem("its owner runs: pygraphd team init")
+    empty, newer = member(postgres.url(database, PUBLISHER)), member(shared.url(PUBLISHER))
+    newer.variables["TEAM_IS_OLDER"] = "1"
+    for home in (empty, newer):
+        home.start()
+        home.record("a")
+        home.wait_for_problem("its owner runs: pygraphd team init")
+        assert (home.team["queued"], len(home.lookup("a"))) == (1, 1)
+    assert "older than this pygraphd" in newer.team["problem"]
     assert postgres.execute(database, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pygraphd'") == [
         (0,)
     ]
+    assert shared.rows("SELECT version_num FROM pygraphd.alembic_version") == [("0001",)]
 
 
 def test_a_reader_finds_and_a_stranger_goes_without(

@@ -1,5 +1,6 @@
 """Python imports this at its start where this folder is on the path: a daemon soon gives a team's server up, and soon tries again."""
 
+import os
 import sys
 
 if "start" in sys.orig_argv:
@@ -12,3 +13,5 @@ if "start" in sys.orig_argv:
     worker.LINGER_S = 0.5
     worker._RIGHTS_PAUSE_S = 0.1, 0.1
     wanted.AGAIN_S = 0.0
+    if os.environ.get("TEAM_IS_OLDER"):
+        worker.VERSIONS = (*worker.VERSIONS, "9998")
