@@ -4,7 +4,7 @@ import os
 import sys
 
 if "start" in sys.orig_argv:
-    from pygraphd.daemon.team import connecting, wanted, worker
+    from pygraphd.daemon.team import connecting, tables, wanted, worker
 
     connecting.Database.__init__.__defaults__ = (2.0,)
     connecting._OPTIONS["connect_timeout"] = 2
@@ -14,4 +14,4 @@ if "start" in sys.orig_argv:
     worker._RIGHTS_PAUSE_S = 0.1, 0.1
     wanted.AGAIN_S = 0.0
     if os.environ.get("TEAM_IS_OLDER"):
-        worker.VERSIONS = (*worker.VERSIONS, "9998")
+        vars(worker)["VERSIONS"] = (*tables.VERSIONS, "9998")
