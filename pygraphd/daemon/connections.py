@@ -149,12 +149,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what came, and begin to serve a request that is complete."""
-        if self._state is _State.ENDING:
+        if self._state is _State.ENDING or self._transport is None:
             return
         self._buffer += data
         if self._state is not _State.SERVING and not self._is_blocked:
             self._go_on()
-        elif self._transport is not None and len(self._buffer) > http.MAX_HEAD_BYTES:
+        elif len(self._buffer) > http.MAX_HEAD_BYTES:
             self._transport.pause_reading()  # else requests that wait for the one before fill the memory
 
     def eof_received(self) -> bool:
@@ -407,12 +407,12 @@ class Listener:
         # A transport takes longer to make than a lookup to answer.
         try:
             received = accepted.recv(_CHUNK)
-            unsent = self._answered(accepted, received)
+            # Nothing received: the client has hung up already.
+            unsent = self._answered(accepted, received) if received else b""
         except BlockingIOError:
             received, unsent = b"", None
         except OSError:
-            accepted.close()
-            return
+            unsent = b""
         if unsent == b"":
             accepted.close()
             return
@@ -450,6 +450,6 @@ class Listener:
 
 _LOOK_S = 0.02
 _PAUSE_S = 1.0
-_ACCEPTED = 64
-"""Connections accepted before others are looked at."""
+_ACCEPTED = 16
+"""Connections accepted, of which each may be answered, before others are looked at: some milliseconds."""
 _CHUNK = 65536
