@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 VARIANTS = "eager,default,reduce-overhead,pygraph-default,pygraph-default-warm,pygraph-cold,pygraph-warm,default-again,cuda-graph"
 _QUICK_VARIANTS = "default,reduce-overhead,pygraph-default"
+_AT_ONCE = {Mode.INFERENCE: 4, Mode.TRAINING: 2}
 _END_S, _QUICK_END_S = 540, 120
 _STORED = ROOT / "benchmarks" / "results"
 _LIBRARIES = ("torch", "torchvision", "transformers", "timm")
@@ -45,7 +46,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help="a file of it goes on where it stopped")
     add("--gpus", type=positive, default=1, help="GPUs, each with its share of the cores (default 1)")
     add("--end-s", type=positive, help=f"end by itself within these seconds (default {_END_S})")
-    add("--at-once", type=positive, metavar="N", help="models that compile side by side on a GPU (default 2)")
+    add(
+        "--at-once",
+        type=positive,
+        metavar="N",
+        help="models that compile side by side on a GPU (default: 4, or 2 in training)",
+    )
     add("--quick", action="store_true", help="ten models anew, held against stored results")
     add("--stored", type=Path, metavar="FILE", help="those results (default: in benchmarks/results)")
     add("--steps", type=positive, default=30, help="timed steps in a process (default 30)")
@@ -90,7 +96,8 @@ def suite_run(options: argparse.Namespace) -> SuiteRun:
     piece = Piece(
         options.suite, mode, end_s, selection.left_out, _libraries(), torchbench, anew=options.quick
     )
-    sharing = Sharing(gpu_slots(options.gpus), options.at_once or (10 if options.quick else 2))
+    at_once = -(-len(selection.workloads) // options.gpus) if options.quick else _AT_ONCE[mode]
+    sharing = Sharing(gpu_slots(options.gpus), options.at_once or at_once)
     return SuiteRun(_plan(options, mode, selection), sharing=sharing, piece=piece)
 
 
@@ -98,7 +105,7 @@ def _selection(options: argparse.Namespace, mode: Mode) -> tuple[Selection, Path
     torchbench = options.torchbench and options.torchbench.absolute()
     if options.quick:
         if options.models:
-            raise BenchmarkError("--quick has models of its own: name them, or take --quick")
+            raise BenchmarkError("--quick has models of its own: leave out --models")
         return catalogue.quick(options.suite, mode, torchbench), torchbench
     return catalogue.select(options.suite, mode, options.models, torchbench), torchbench
 

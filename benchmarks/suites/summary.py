@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 EAGER, DEFAULT, TREES, AGAIN, BY_HAND = "eager", "default", "reduce-overhead", "default-again", "cuda-graph"
 OURS = ("pygraph-default", "pygraph-default-warm", "pygraph-cold", "pygraph-warm")
+NOT_COMPARED = "not compared"
+"""How the remark on a model begins whose results were not held against eager's."""
 NO_SLOWER = 0.98
 """The better of the two plain variants over ours must not be below this by more than the noise."""
 _HEAD = (
@@ -210,11 +212,15 @@ def _noises(results: Results) -> dict[str, float]:
 
 
 def _left_out(results: Results, left_out: Mapping[str, str]) -> Iterable[str]:
-    """Yield a line for each model that cannot be built, and for each variant that fails or is wrong."""
+    """Yield a line for each model that cannot be built, and for each variant that fails, is wrong or was not compared."""
     yield from (f"left out: {name}: {reason}" for name, reason in left_out.items())
     for name, records in results.models.items():
         for variant, record in records.items():
             if passed(record):
+                remark = next(
+                    (each for each in record.note.split("; ") if each.startswith(NOT_COMPARED)), None
+                )
+                yield from [f"{remark}: {name} {variant}"] if remark else []
                 continue
             if variant == EAGER:
                 stand_in = STAND_INS.get(name.partition("-")[0])

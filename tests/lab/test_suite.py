@@ -13,6 +13,7 @@ from benchmarks.run import Plan
 from benchmarks.suites import command
 from benchmarks.trial import CachePolicy, Settings
 from benchmarks.variants import variants_to_run
+from benchmarks.workloads import Mode
 from tests.support.tiny_suite import tiny
 from tools.lab.run import Sharing
 from tools.lab.suite import Piece, SuiteRun
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.torch
 def suite_run(out: Path, models: list[str], variants: str, end_s: float = 500.0, steps: int = 5) -> SuiteRun:
     settings = Settings(steps, 3, 1, 2, "cpu", CachePolicy.SHARED, 200, None, profile=False)
     plan = Plan(tuple(map(tiny, models)), variants_to_run(variants.split(",")), 1, settings, out)
-    return SuiteRun(plan, sharing=Sharing(at_once=2), piece=Piece("tiny", "inference", end_s))
+    return SuiteRun(plan, sharing=Sharing(at_once=2), piece=Piece("tiny", Mode.INFERENCE, end_s))
 
 
 def records(out: Path) -> dict[tuple[str, str], dict[str, Any]]:

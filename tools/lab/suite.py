@@ -6,6 +6,7 @@ done with some. Eager mode comes first: a model that does not run in it is not t
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import statistics
 import threading
@@ -18,27 +19,29 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, read_result, records_of
+from benchmarks.suites import summary
 from benchmarks.suites.catalogue import FOLDER_VARIABLE, OFFLINE
 from benchmarks.trial import Trial
 from benchmarks.variants import VARIANTS, Cache, Compile, Variant
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Mode, Workload
 from tools.lab.barrier import AFTERWARDS_VARIABLE
 from tools.lab.run import SharedRun, SharedRunner, side_by_side
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.protocol import Task
     from tools.lab.gpu_slots import GpuSlot
 
 Key = tuple[str, str]
 """Of a record: workload and variant."""
-_AFTERWARDS = 2
+_AFTERWARDS = {Mode.INFERENCE: 4, Mode.TRAINING: 2}
 """Processes that compare results at a time: each has a second model on the GPU, and maybe in float64."""
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUDNN_STATUS_ALLOC_FAILED")
-_GRACE_S = 5.0
-_SAME = ("commit", "driver")
-"""What records of one file have in common."""
+_GRACE_S = 12.0
+"""For processes and daemons to end."""
 _SAME_SETTINGS = ("suite", "mode", "warm_up", "steps", "windows", "window_steps", "libraries")
+"""Settings that all records of a file have in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ class Piece:
     """One call of the command: what it measures of, and how long it may take."""
 
     suite: str
-    mode: str
+    mode: Mode
     end_s: float
     left_out: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +63,15 @@ class SuiteRunner(SharedRunner):
 
     child = ("tools.lab.shared_machine", "suite")
 
+    def _task(self, trial: Trial) -> Task:
+        """Return a trial's task: nothing is profiled that can run no graphs, nor compared that another variant is the same as."""
+        variant = trial.variant
+        graphs = variant.is_ours or variant.compile in (Compile.REDUCE_OVERHEAD, Compile.CUDA_GRAPH)
+        task = super()._task(trial)
+        return dataclasses.replace(
+            task, profile=task.profile and graphs, check=task.check and variant.name != summary.AGAIN
+        )
+
     def forget(self, trial: Trial) -> None:
         """Remove what a daemon knows of a trial that is to run again with an empty cache."""
         if trial.variant.cache is Cache.COLD:
@@ -70,7 +82,7 @@ class SuiteRunner(SharedRunner):
 class SuiteRun(SharedRun):
     """A piece of a suite under way."""
 
-    piece: Piece = field(default_factory=lambda: Piece("", "", 0.0))
+    piece: Piece = field(default_factory=lambda: Piece("", Mode.INFERENCE, 0.0))
     known: dict[Key, Record] = field(default_factory=dict)
     """Records of the pieces before."""
     _known_environment: dict[str, Any] = field(default_factory=dict)
@@ -88,12 +100,7 @@ class SuiteRun(SharedRun):
         content = read_result(self.plan.out)
         settings = self.settings()
         differing = [name for name in _SAME_SETTINGS if content["settings"].get(name) != settings[name]]
-        environment = self.environment()
-        differing += [
-            name
-            for name in _SAME
-            if environment[name] and content["environment"].get(name) != environment[name]
-        ]
+        differing += ["commit"] if content["environment"].get("commit") != self.host["commit"] else []
         if differing:
             raise BenchmarkError(
                 f"{self.plan.out} was measured with another {', '.join(differing)}: name another folder with --out"
@@ -146,7 +153,7 @@ class SuiteRun(SharedRun):
 
     def _environ(self) -> dict[str, str]:
         folder = {FOLDER_VARIABLE: str(self.piece.torchbench)} if self.piece.torchbench else {}
-        return {**OFFLINE, **folder, AFTERWARDS_VARIABLE: str(_AFTERWARDS)}
+        return {**OFFLINE, **folder, AFTERWARDS_VARIABLE: str(_AFTERWARDS[self.piece.mode])}
 
     def left_s(self) -> float:
         """Return the seconds until the piece is to have ended."""
@@ -216,10 +223,10 @@ class SuiteRun(SharedRun):
     def settings(self) -> dict[str, Any]:
         """Return the settings for the result file."""
         piece = self.piece
-        told = {name: getattr(piece, name) for name in ("suite", "mode")}
         return {
             **super().settings(),
-            **told,
+            "suite": piece.suite,
+            "mode": str(piece.mode),
             "left_out": dict(piece.left_out),
             "libraries": dict(piece.libraries),
         }
