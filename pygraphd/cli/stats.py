@@ -91,7 +91,7 @@ def statistics_text(found: Statistics, now: float | None = None) -> str:
     return render.table(("", *columns), rows)
 
 
-_ALWAYS = ("lookups", "graphs", "hits", "misses", "measuring_saved_s", "records")
+_ALWAYS = ("lookups", "graphs", "hits", "misses", "measuring_saved_s", "recording_saved_s", "records")
 
 
 def _shown(name: str) -> Callable[[_Counts], str]:

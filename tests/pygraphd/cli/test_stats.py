@@ -41,6 +41,7 @@ def test_without_a_daemon_the_file_tells_what_was_counted_ever(
     assert ["hits", "6", "(75.0%)"] in lines
     assert ["never", "recorded", "2"] in lines
     assert ["measuring", "saved", "1m"] in lines
+    assert ["recording", "saved", "0.0", "s"] in lines
     assert not [line for line in lines if line[0] == "provisional"]
     assert pygraphd("stats", "--json") == 0
     told = json.loads(capsys.readouterr().out)
