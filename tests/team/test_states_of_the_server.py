@@ -106,6 +106,7 @@ def test_each_fault_is_told_and_caught_up_with(
 def test_tables_that_are_locked_are_waited_for(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
     """As during a migration: the limit on the server ends the wait there, too, so that no waiting statements pile up."""
     home = member(shared.url(PUBLISHER))
+    home.give_up_soon()
     home.start()
     home.wait_until(lambda: home.team["asked_at"] is not None)
     address = shared.server.administrators_url(shared.name).replace("+psycopg", "")

@@ -1,4 +1,7 @@
-"""Python imports this at its start where this folder is on the path: a daemon soon gives a team's server up, and soon tries again."""
+"""Python imports this at its start where this folder is on the path: a daemon soon tries a team's server again.
+
+It waits a minute for an answer, since other work may delay one, or `TEAM_LIMIT_S` seconds where the server is to be given up.
+"""
 
 import os
 import sys
@@ -6,9 +9,9 @@ import sys
 if "start" in sys.orig_argv:
     from pygraphd.daemon.team import connecting, tables, wanted, worker
 
-    connecting.Database.__init__.__defaults__ = (2.0,)
-    connecting._OPTIONS["connect_timeout"] = 2
-    connecting.CONNECT_S = 2
+    limit_s = int(os.environ.get("TEAM_LIMIT_S", "60"))
+    connecting.Database.__init__.__defaults__ = (float(limit_s),)
+    connecting._OPTIONS["connect_timeout"] = connecting.CONNECT_S = limit_s
     worker.FIRST_PAUSE_S = worker.LONGEST_PAUSE_S = 0.1
     worker.LINGER_S = 0.5
     worker._RIGHTS_PAUSE_S = 0.1, 0.1
