@@ -72,19 +72,19 @@ def _alone(plan: Plan, locations: Locations, known: int) -> dict[str, Any]:
     transport, daemon = Transport(locations.socket), Watched.daemon(locations)
     for first in starts[:_WARM_UP]:
         _lookup_us(transport, plan.graphs, first)
-    used_s = daemon.cpu_s
+    used_s = daemon.main_cpu_s
     times = [_lookup_us(transport, plan.graphs, first) for first in starts[_WARM_UP:]]
-    cpu_us = round((daemon.cpu_s - used_s) * 1e6 / len(times), 1)
+    cpu_us = round((daemon.main_cpu_s - used_s) * 1e6 / len(times), 1)
     facts = {"clients": 1, "graphs": plan.graphs, "entries": plan.entries, "requests": len(times)}
     return {**facts, "cpu_us": cpu_us, **_latencies(times)}
 
 
 def _loaded(plan: Plan, load: Load, locations: Locations, known: int) -> dict[str, Any]:
     daemon = Watched.daemon(locations)
-    used_s = daemon.cpu_s
+    used_s = daemon.main_cpu_s
     with _pruning(locations) if plan.prune else contextlib.nullcontext() as prune:
         outcome = run_load(locations.socket, load, known)
-        used_s = daemon.cpu_s - used_s
+        used_s = daemon.main_cpu_s - used_s
         is_pruning = prune is not None and prune.poll() is None
     requests = len(outcome.times_us) + len(outcome.unanswered)
     return {

@@ -269,6 +269,7 @@ def _record(soak: Soak, bounds: Sequence[Bound]) -> dict[str, Any]:
         "unanswered": dict(soak.unanswered),
         "cpu_ms_per_request": round(cpu_s * 1e3 / requests, 3) if requests else None,
         "figures": figures,
+        "resident_mib": [round(each.resident_bytes / _MIB, 1) for each in samples],
         "bounds": [{**dataclasses.asdict(each), "is_kept": each.is_kept} for each in bounds],
     }
 

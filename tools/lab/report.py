@@ -136,7 +136,7 @@ def performance(folder: Path) -> str:
         *(_regions(each) for each in read_results(folder, "regions")),
         *(_overhead(each) for each in read_results(folder, "overhead")),
         *(_other_programs(each) for each in read_results(folder, "other-programs")),
-        *(_lookup(each) for each in read_results(folder, "lookup")),
+        *(_daemon(each) for each in read_results(folder, "daemon")),
         *_pictures(folder),
     ]
     return "\n\n".join(sections) + "\n"
@@ -309,7 +309,19 @@ def _other_programs(result: Result) -> str:
     return "\n\n".join([f"## Other programs on {_gpu(result)}", result.where([1]), table])
 
 
-def _lookup(result: Result) -> str:
+def _daemon(result: Result) -> str:
+    """Return the sections of lookups, of records beside Redis, and of the soak; each kind of record is told by its fields."""
+    records = result.content["records"]
+    of_redis = [each for each in records if "server" in each]
+    of_soak = [each for each in records if "bounds" in each]
+    lookups = [each for each in records if "entries" in each]
+    parts = [_lookup(lookups)] if lookups else []
+    parts += [_redis(of_redis, result.content["environment"]["redis"])] if of_redis else []
+    parts += map(_soak, of_soak)
+    return "\n\n".join([f"## The daemon\n\n{result.where([])} Other work ran beside.", *parts])
+
+
+def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
     names = {
         "clients": "clients",
         "graphs": "graphs in a request",
@@ -320,9 +332,44 @@ def _lookup(result: Result) -> str:
         "unanswered": "not answered",
         "p50_us": "median, us",
         "p99_us": "99th percentile, us",
+        "cpu_us": "processor time each, us",
     }
-    rows = [[_plain(record.get(name)) for name in names] for record in result.content["records"]]
-    return "\n\n".join(["## A lookup in the daemon", result.where([]), _table(list(names.values()), rows)])
+    rows = [[_plain(record.get(name)) for name in names] for record in records]
+    return "\n\n".join(["### Lookups", _table(list(names.values()), rows)])
+
+
+def _redis(records: Sequence[Mapping[str, Any]], version: str) -> str:
+    names = ("per_s", "p50_us", "p99_us", "cpu_us")
+    head = ["request", "server", "a second", "median, us", "99th percentile, us", "server's processor time each, us"]  # fmt: skip
+    rows = [[each["request"], each["server"], *(f"{each[name]:,.0f}" for name in names)] for each in records]
+    where = f"{version}, {records[0]['clients']} clients."
+    return "\n\n".join(["### Beside Redis", where, _table(head, rows)])
+
+
+def _soak(record: Mapping[str, Any]) -> str:
+    order = ("first", "median", "last", "max")
+    figures = [
+        [_code(name), *(f"{values[each]:,.0f}" for each in order)]
+        for name, values in record["figures"].items()
+    ]
+    bounds = [
+        [each["name"], f"{each['value']:.3g}", f"{each['most']:g}", "yes" if each["is_kept"] else "**no**"]
+        for each in record["bounds"]
+    ]
+    sent = ", ".join(f"{count:,} {kind}" for kind, count in record["answered"].items())
+    lost = ", ".join(f"{count:,} {reason}" for reason, count in record["unanswered"].items()) or "none"
+    load = (
+        f"{record['clients']} clients at a time, {record['clients_started']:,} one after the other, of which "
+        f"{record['clients_killed']:,} were killed, for {record['seconds'] / 60:g} minutes. Answered: {sent}. Not answered: {lost}."
+    )
+    return "\n\n".join(
+        [
+            "### Under a long load",
+            load,
+            _table(["each 10 seconds", *order], figures),
+            _table(["bound", "seen", "at most", "kept"], bounds),
+        ]
+    )
 
 
 _GPUS, _GPUS_OF_A_HOST, _ASKED_AT_ONCE = 10_000, 8, 64
