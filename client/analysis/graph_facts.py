@@ -27,6 +27,8 @@ class GraphFacts:
     """Whether it is repeatable, or the user vouches for its other operators."""
     saved: frozenset[int] = frozenset()
     """Outputs that are saved for a backward, and that nothing else sees."""
+    collectives: tuple[str, ...] = ()
+    """A collective that the partition calls, or each of the graph's partitions, by name; empty texts: none."""
     name: str = ""
     """The name of the graph in logs."""
     digest: str = "0" * 64
@@ -43,6 +45,7 @@ class GraphFacts:
             self.is_repeatable,
             self.is_vouched,
             frozenset(at for at, each in enumerate(mine.outputs) if each and self.saved.issuperset(each)),
+            self.collectives[partition : partition + 1],
         )
 
 
@@ -52,7 +55,12 @@ def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
     if state is None:
         return None
     return GraphFacts(
-        undefined_outputs(compiled.text), state, compiled.is_repeatable, compiled.is_vouched, compiled.saved
+        undefined_outputs(compiled.text),
+        state,
+        compiled.is_repeatable,
+        compiled.is_vouched,
+        compiled.saved,
+        compiled.collectives,
     )
 
 

@@ -303,6 +303,9 @@ def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _why_not_bind(inputs: Sequence[Any], device: torch.device, facts: GraphFacts) -> str | None:
+    if collective := next(filter(None, facts.collectives), None):
+        # NCCL may have all ranks meet within a capture (NVLink SHARP), and one rank captures while the others launch.
+        return f"it holds a collective ({collective})"
     for index, value in enumerate(inputs):
         if isinstance(value, torch.Generator):
             if value.device != device:

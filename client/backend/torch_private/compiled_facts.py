@@ -9,7 +9,11 @@ from pygraphd.client.backend import vouched_operators
 from pygraphd.client.backend.torch_private.autograd import saved_outputs
 from pygraphd.client.backend.torch_private.inductor import cudagraphs_asked, inductor_config
 from pygraphd.client.backend.torch_private.operators import host_operators, overloads_in
-from pygraphd.client.backend.torch_private.partitions import is_split_around, somebody_wraps_partitions
+from pygraphd.client.backend.torch_private.partitions import (
+    collectives_in,
+    is_split_around,
+    somebody_wraps_partitions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,6 +65,8 @@ class CompiledFacts:
     """Whether a partition calls one of `host_operators`: neither Inductor nor PyGraph has split the graph around all of them."""
     saved: frozenset[int] = frozenset()
     """The outputs of a forward that are saved for its backward, by index; empty: not known."""
+    collectives: tuple[str, ...] = ()
+    """A collective that each partition calls; see `collectives_in`."""
     is_split: bool = False
     """Whether PyGraph has had the graph split, so that no partition calls one of `host_operators`; see `split_graphs`."""
 
@@ -101,6 +107,7 @@ def facts(
         is_repeatable=not vouched_operators.not_vouched(named),
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),
+        collectives=collectives_in(compiled.source_code, partitions),
         is_split=is_split,
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording import builder, pipeline, recordings
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["case"]  # fixtures
 
 pytestmark = pytest.mark.torch
+
+MAPS = [torch_private.PartitionMap((0, 1), ((0,),))] * 2
 
 
 def test_what_cannot_be_captured_is_launched_with_its_reason(case: Case) -> None:
@@ -238,6 +241,22 @@ def test_once_another_stream_has_ended_it_is_recorded(case: Case, monkeypatch: p
         run([case.floats(1)])
 
     case.expect(captured=1)
+
+
+def test_a_collective_is_not_captured_by_one_rank_alone(case: Case) -> None:
+    """NCCL may wait for all ranks within a capture, for ever."""
+    run = case.made(add, GraphFacts(collectives=("", "_c10d_functional::all_reduce_")).of_partition(MAPS, 1))
+    for _ in range(4):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+
+    assert (case.recorder.captures, run.refused_for_good) == (0, True)
+    assert run.refusal == "it holds a collective (_c10d_functional::all_reduce_)"
+    other = case.made(
+        add, GraphFacts(collectives=("", "_c10d_functional::all_reduce_")).of_partition(MAPS, 0)
+    )
+    for _ in range(4):
+        assert other([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    assert (case.recorder.captures, other.refusal) == (1, None)
 
 
 def test_what_was_captured_too_often_says_so(case: Case) -> None:
