@@ -25,6 +25,8 @@ WIDTH_IN, HEIGHT_IN = 5.5, 2.8
 COLOURS = {
     "eager": "#9a9a9a",
     "default": "#1f77b4",
+    "default-again": "#17becf",
+    "cuda-graph": "#000000",
     "reduce-overhead": "#ff7f0e",
     "pygraph-cold": "#d62728",
     "pygraph-warm": "#2ca02c",
