@@ -66,8 +66,9 @@ class Bundle:
         """Note what this process has decided, unless that is provisional."""
         if record.decision.final:
             entry = Portable(environment, origin, record, time.time() if record.measurements else None)
-            self._own.add(key := entry_id(*entry.key))
-            self._add(key, entry)
+            self._add(key := entry_id(*entry.key), entry)
+            if key in self._entries:
+                self._own.add(key)
 
     def add_hit(self, environment: Environment, graph: Graph, entry: Entry) -> None:
         """Note an entry of the cache that this process uses, unless that is provisional. Its measurements are read when they are wanted."""

@@ -14,7 +14,7 @@ import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.decisions import daemon_start, spool
-from pygraphd.client.decisions.bundle import Bundle
+from pygraphd.client.decisions.bundle import MAX_ENTRIES, Bundle
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema import messages, offline, portable, shipped
 from pygraphd.schema.checks import InvalidMessageError
@@ -83,7 +83,8 @@ class Cache:
     def _hand_over(self, entries: Sequence[Portable]) -> None:
         """Have the daemon import what a bundle brought, once, so that it serves and shows it."""
         new = [each for each in entries if each.key not in self._handed_over]
-        self._handed_over.update(each.key for each in new)
+        if len(self._handed_over) < MAX_ENTRIES:  # else they are handed over again, which changes nothing
+            self._handed_over.update(each.key for each in new)
         self._report.count(from_bundle=len(new))
         for request in portable.requests(new) if not self._readonly else ():
             self._send(messages.IMPORT_PATH, json.dumps(request.as_json()).encode())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.client.common.report import Report
+from pygraphd.client.decisions import bundle as client_bundle
 from pygraphd.client.decisions.bundle import Bundle
 from pygraphd.client.decisions.service import Cache
 from pygraphd.daemon import exchange
@@ -232,6 +233,19 @@ def test_a_folder_does_not_grow_for_ever(
 
     assert [file.name for file in shared.iterdir()] == ["other.json"]
     assert "delete the old ones" in complaints(report)[0]
+
+
+def test_what_a_process_notes_is_bounded(
+    places: Locations, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_bundle, "MAX_ENTRIES", 2)
+    cache, _ = opened(places, shared)
+    for digest in "abcd":
+        graph = dataclasses.replace(GRAPH, digest=digest * 64)
+        cache.record(ENVIRONMENT, [dataclasses.replace(RECORD, graph=graph)])
+
+    assert len(cache.bundle.artifacts()) == 2
+    assert len(cache.bundle._own) == 2
 
 
 @pytest.mark.parametrize("spooled", [False, True])
