@@ -75,7 +75,7 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
     add("--repetitions", type=positive, default=3, help="processes for each pair (default 3)")
     add("--steps", type=positive, default=60, help="timed steps in a process (default 60)")
     add("--warm-up", type=positive, default=80, help="steps before them (default 80)")
-    add("--windows", type=positive, default=3, help="windows of back-to-back steps (default 3)")
+    add("--windows", type=positive, default=9, help="windows of back-to-back steps (default 9)")
     add("--window-steps", type=positive, default=20, help="steps in a window (default 20)")
     add(
         "--each-step",
