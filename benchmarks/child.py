@@ -37,7 +37,7 @@ def perform(task: Task, conditions: Conditions) -> Answer:
     step = step_of(case, device, task.compile)
     preparing_s = time.perf_counter() - started
     watch = Stopwatch(device, step, lambda: case.draw(generator), conditions)
-    compile_s = preparing_s + watch.first_step_s()
+    first_s = conditions.first_step(watch.first_step_s)
     conditions.before_timing()
     watch.run(task.warm_up - 1)
     step_ms, host_ms = watch.steps_ms(task.steps)
@@ -51,7 +51,7 @@ def perform(task: Task, conditions: Conditions) -> Answer:
         host_ms=host_ms,
         pipelined_ms=pipelined_ms,
         reserved_mb=reserved,
-        compile_s=compile_s,
+        compile_s=None if first_s is None else preparing_s + first_s,
         correct=verdict.correct,
         note="; ".join(filter(None, (verdict.note, conditions.note()))),
         environment=describe(device),

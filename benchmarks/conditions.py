@@ -16,6 +16,10 @@ class Conditions:
     def before_compiling(self) -> None:
         """Return when this process may compile."""
 
+    def first_step(self, measure: Callable[[], float]) -> float | None:
+        """Run the first step, which returns its seconds; None: other processes have made it longer."""
+        return measure()
+
     def before_timing(self) -> None:
         """Return when nothing else runs, until `after_timing` or the end of this process."""
 

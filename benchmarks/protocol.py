@@ -46,7 +46,7 @@ class Task:
 class Answer:
     """The measurements of one process. Times of steps in milliseconds, one item a step or window; memory in MiB at its peak.
 
-    `correct` is None if nothing was compared, `coverage` if nothing was seen; `note` and `coverage_note` say what a figure
+    `compile_s` is None if other processes disturbed it, `correct` if nothing was compared, `coverage` if nothing was seen; `note` and `coverage_note` say what a figure
     alone would not.
     """
 
@@ -54,7 +54,7 @@ class Answer:
     host_ms: list[float]
     pipelined_ms: list[float]
     reserved_mb: float | None
-    compile_s: float
+    compile_s: float | None
     correct: bool | None
     note: str
     environment: dict[str, str | None]

@@ -109,7 +109,8 @@ def _medians(of_each: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _compile_s(trials: Sequence[TrialResult], cold: bool) -> list[float]:
-    return [trial.answer.compile_s for trial in trials if trial.answer and trial.compiled_cold is cold]
+    answers = [trial.answer for trial in trials if trial.answer and trial.compiled_cold is cold]
+    return [answer.compile_s for answer in answers if answer.compile_s is not None]
 
 
 def _median(values: Sequence[float]) -> float | None:

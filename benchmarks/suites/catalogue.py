@@ -60,7 +60,8 @@ def select(suite: str, mode: Mode, names: Sequence[str], torchbench: Path | None
         return _published(suite, mode, batches)
     if unknown := [name for name in names if name not in batches and name not in left_out]:
         raise UnknownNameError("model", unknown, sorted(batches))
-    chosen = [name for name in names if name in batches] or sorted(batches, key=str.lower)
+    quick_first = sorted(batches, key=lambda name: name not in tables.QUICK[TORCHBENCH])
+    chosen = [name for name in names if name in batches] or quick_first
     return Selection(
         tuple(_workload(suite, mode, name, batches[name]) for name in chosen),
         {name: reason for name, reason in left_out.items() if not names or name in names},

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 VARIANTS = "eager,default,reduce-overhead,pygraph-default,pygraph-default-warm,pygraph-cold,pygraph-warm,default-again,cuda-graph"
 _QUICK_VARIANTS = "default,reduce-overhead,pygraph-default"
-_AT_ONCE = {Mode.INFERENCE: 4, Mode.TRAINING: 2}
+_AT_ONCE = 2
 _END_S, _QUICK_END_S = 540, 120
 _STORED = ROOT / "benchmarks" / "results"
 _LIBRARIES = ("torch", "torchvision", "transformers", "timm")
@@ -50,7 +50,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--at-once",
         type=positive,
         metavar="N",
-        help="models that compile side by side on a GPU (default: 4, or 2 in training)",
+        help=f"models that compile side by side on a GPU (default {_AT_ONCE})",
     )
     add("--quick", action="store_true", help="ten models anew, held against stored results")
     add("--stored", type=Path, metavar="FILE", help="those results (default: in benchmarks/results)")
@@ -59,7 +59,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--windows", type=positive, default=3, help="windows of back-to-back steps (default 3)")
     add("--window-steps", type=positive, default=10, help="steps in a window (default 10)")
     add("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
-    add("--timeout-s", type=positive, default=300, help="limit of one process (default 300)")
+    add("--timeout-s", type=positive, help="limit of one process, with its waits (default: as --end-s)")
     add("--logs", type=Path, metavar="DIR", help="keep what the processes print")
 
 
@@ -92,13 +92,17 @@ def suite_run(options: argparse.Namespace) -> SuiteRun:
 
     mode = Mode.TRAINING if options.training else Mode.INFERENCE
     selection, torchbench = _selection(options, mode)
-    end_s = options.end_s or (_QUICK_END_S if options.quick else _END_S)
+    end_s = _end_s(options)
     piece = Piece(
         options.suite, mode, end_s, selection.left_out, _libraries(), torchbench, anew=options.quick
     )
-    at_once = -(-len(selection.workloads) // options.gpus) if options.quick else _AT_ONCE[mode]
+    at_once = -(-len(selection.workloads) // options.gpus) if options.quick else _AT_ONCE
     sharing = Sharing(gpu_slots(options.gpus), options.at_once or at_once)
     return SuiteRun(_plan(options, mode, selection), sharing=sharing, piece=piece)
+
+
+def _end_s(options: argparse.Namespace) -> int:
+    return options.end_s or (_QUICK_END_S if options.quick else _END_S)
 
 
 def _selection(options: argparse.Namespace, mode: Mode) -> tuple[Selection, Path | None]:
@@ -130,7 +134,7 @@ def _plan(options: argparse.Namespace, mode: Mode, selection: Selection) -> Plan
             window_steps=options.window_steps,
             device=options.device,
             caches=CachePolicy.SHARED,
-            timeout_s=options.timeout_s,
+            timeout_s=options.timeout_s or _end_s(options),
             logs=options.logs and options.logs.absolute(),
         ),
         out=out / f"{quick}{options.suite}-{mode}-{gpu}.json",

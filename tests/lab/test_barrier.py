@@ -64,7 +64,7 @@ def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> Non
 
 
 @pytest.mark.torch  # it takes seconds
-def test_those_that_share_compile_one_after_the_other(tmp_path: Path) -> None:
+def test_those_that_share_compile_when_the_first_has_compiled(tmp_path: Path) -> None:
     barrier = Barrier(tmp_path / "barrier", [("a", "same"), ("b", "other"), ("c", "same")])
     later = start(tmp_path, "c", barrier.place("c").environ)
     other = start(tmp_path, "b", barrier.place("b").environ)
@@ -76,6 +76,23 @@ def test_those_that_share_compile_one_after_the_other(tmp_path: Path) -> None:
     first = start(tmp_path, "a", barrier.place("a").environ)
 
     assert [process.wait(HANGS_S) for process in (first, other, later)] == [0, 0, 0]
+
+
+@pytest.mark.torch  # it takes seconds
+def test_none_is_timed_before_all_are_admitted(tmp_path: Path) -> None:
+    barrier = Barrier(tmp_path / "barrier", [("a", None)], held=True)
+    process = start(tmp_path, "a", barrier.place("a").environ)
+    while not (tmp_path / "a.prepared").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert not barrier.all_timed()
+    assert not (tmp_path / "a.times").exists()
+
+    barrier.admit()
+
+    assert process.wait(HANGS_S) == 0
+    assert (tmp_path / "a.times").exists()
+    assert barrier.all_timed()
 
 
 def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:

@@ -60,6 +60,24 @@ def test_a_piece_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     assert again.unmeasured == []
 
 
+@pytest.mark.slow
+def test_models_compile_while_those_before_are_checked_and_one_that_does_not_run_has_one_record(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "suite.json"
+    run = suite_run(out, ["absent", "right", "wrong"], "eager,default")
+    run.sharing = Sharing(at_once=1)
+
+    run.execute()
+
+    assert list(records(out)) == [
+        ("absent", "eager"),
+        *(("right", name) for name in ("eager", "default")),
+        *(("wrong", name) for name in ("eager", "default")),
+    ]
+    assert run.unmeasured == []
+
+
 def test_a_piece_without_time_begins_nothing_and_says_so(tmp_path: Path) -> None:
     out = tmp_path / "suite.json"
     run = suite_run(out, ["right"], "eager", end_s=1.0)

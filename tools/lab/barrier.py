@@ -2,7 +2,7 @@
 
 Each one says when it has compiled, waits until all have, and then runs alone until it has been timed: nothing else works on the GPU or, but
 for the daemons of the product, on the CPU meanwhile. What is left to do then, checks and profiles, begins when all have been timed.
-Those that share what they compile do so one after the other, so that they run the same kernels.
+Of those that share what they compile, one compiles first, and the others find it done: they run the same kernels.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ VECTORS_VARIABLE = "TORCHINDUCTOR_VEC_ISA_OK"
 AFTER_VARIABLE = "BENCHMARK_AFTER"
 """For a child: the file that says so of the one that compiles before it."""
 _EXPECTED = "expected"
+_HELD = "held"
 _LOCK = "lock"
 _READY = ".ready"
 _TIMED = ".timed"
@@ -37,9 +38,10 @@ _POLL_S = 0.05
 
 
 class Barrier:
-    """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles).
+    """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles; None: nothing).
 
-    `environ` is what all of them get beside what they need for that; they have so many `cores`, or all of this process's.
+    `environ` is what all of them get beside what they need for that; they have so many `cores`, or all of this process's. With `held`
+    none is timed before `admit`.
     """
 
     def __init__(
@@ -48,19 +50,28 @@ class Barrier:
         expected: Sequence[tuple[str, Hashable]],
         environ: Mapping[str, str] = MappingProxyType({}),
         cores: int | None = None,
+        *,
+        held: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _EXPECTED).write_text(str(len(expected)))
+        (folder / _EXPECTED).write_text(str(len(expected) + held))
         self._folder = folder
         self._environ = environ
         self._after: dict[str, Path] = {}
-        latest: dict[Hashable, str] = {}
-        side_by_side = max(1, len({shared for _, shared in expected}))
+        first: dict[Hashable, str] = {}
+        side_by_side = max(1, len({shared for _, shared in expected} - {None}))
         self._threads = max(1, (cores or len(os.sched_getaffinity(0))) // side_by_side)
         for name, shared in expected:
-            if shared in latest:
-                self._after[name] = self._file(latest[shared])
-            latest[shared] = name
+            if shared is not None and first.setdefault(shared, name) != name:
+                self._after[name] = self._file(first[shared])
+
+    def admit(self) -> None:
+        """Let processes be timed that were held back until other work on their GPU has ended."""
+        _pass(self._file(_HELD))
+
+    def all_timed(self) -> bool:
+        """Whether all processes have been timed, or have ended."""
+        return len(list(self._folder.glob(f"*{_TIMED}"))) >= int((self._folder / _EXPECTED).read_text())
 
     def place(self, name: str) -> Place:
         """Return the place of one of the processes.
@@ -91,8 +102,7 @@ class Place:
     def __exit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._file.touch()
-        _timed(self._file).touch()
+        _pass(self._file)
 
 
 def wait_to_compile() -> None:
@@ -140,6 +150,13 @@ def wait_for_turn() -> Turn | None:
     """Return the turn of this process when all have compiled, and no other is measured; None at once without a barrier."""
     name = os.environ.get(VARIABLE)
     return Turn(Path(name)) if name else None
+
+
+def _pass(ready: Path) -> None:
+    """Have nobody wait for the process of this file any more."""
+    ready.parent.mkdir(parents=True, exist_ok=True)
+    ready.touch()
+    _timed(ready).touch()
 
 
 def _timed(ready: Path) -> Path:

@@ -83,15 +83,21 @@ class SharedRunner(TrialRunner):
         return self.caches(trial) / f"{_COMPILED}{trial.variant.name}"
 
 
+def barrier_of(
+    wave: Sequence[Trial], runner: SharedRunner, folder: Path, slot: GpuSlot, *, held: bool = False
+) -> Barrier:
+    """Return the barrier of trials to run side by side; with `held` none is timed before it admits them."""
+    expected = [(trial.name, runner.compiles_with(trial)) for trial in wave]
+    cores = len(slot.cores) if slot.cores is not None else None
+    return Barrier(folder, expected, dict(slot.environ), cores, held=held)
+
+
 def side_by_side(
-    wave: Sequence[Trial], runner: SharedRunner, folder: Path, slot: GpuSlot
+    wave: Sequence[Trial], runner: SharedRunner, barrier: Barrier, slot: GpuSlot
 ) -> Iterator[tuple[Trial, TrialResult]]:
     """Run trials side by side and yield each with its result when it ends; nothing more once the runner is to stop."""
     if not wave or runner.stop.is_set():
         return
-    expected = [(trial.name, runner.compiles_with(trial)) for trial in wave]
-    cores = len(slot.cores) if slot.cores is not None else None
-    barrier = Barrier(folder, expected, dict(slot.environ), cores)
     with ThreadPoolExecutor(len(wave), initializer=slot.enter) as pool:
         running = {pool.submit(runner.run_beside, trial, barrier): trial for trial in wave}
         for done in as_ended(running):
@@ -146,7 +152,8 @@ class SharedRun(Run):
         possible = [trial for trial in trials if not self.has_failed(trial)]
         for warm in (False, True):
             wave = [trial for trial in possible if (trial.variant.cache is Cache.WARM) is warm]
-            for trial, result in side_by_side(wave, runner, Path(f"{folder}.{warm}"), slot):
+            barrier = barrier_of(wave, runner, Path(f"{folder}.{warm}"), slot)
+            for trial, result in side_by_side(wave, runner, barrier, slot):
                 self.note(trial, result)
 
     def note(self, trial: Trial, result: TrialResult) -> None:

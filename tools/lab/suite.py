@@ -1,18 +1,19 @@
 """`python -m benchmarks suite`: the models of a suite as all variants, in pieces that go on where the last one stopped.
 
-The result file holds a record for each model and variant; those that it has are not run again. A GPU takes the next models when it is
-done with some. Eager mode comes first: a model that does not run in it is not tried in any other.
+The result file holds a record for each model and variant; those that it has are not run again. A GPU takes the next models when all
+processes of the ones before have been timed: these are then checked while those compile. Nothing else uses the GPU, or its share of the
+cores, while a process is timed. A model that does not run in eager mode has no record of any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
-import statistics
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,15 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, read_result, records_of
 from benchmarks.suites import summary
 from benchmarks.suites.catalogue import FOLDER_VARIABLE, OFFLINE
-from benchmarks.trial import Trial
+from benchmarks.trial import Trial, TrialResult
 from benchmarks.variants import VARIANTS, Cache, Compile, Variant
 from benchmarks.workloads import Mode, Workload
-from tools.lab.barrier import AFTERWARDS_VARIABLE
-from tools.lab.run import SharedRun, SharedRunner, side_by_side
+from tools.lab.barrier import AFTERWARDS_VARIABLE, Barrier
+from tools.lab.run import SharedRun, SharedRunner, barrier_of, side_by_side
+from tools.lab.shared_machine import COMPILE_LIMIT_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
     from benchmarks.protocol import Task
     from tools.lab.gpu_slots import GpuSlot
@@ -40,6 +42,13 @@ _AFTERWARDS = {Mode.INFERENCE: 4, Mode.TRAINING: 2}
 _OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUDNN_STATUS_ALLOC_FAILED")
 _GRACE_S = 12.0
 """For processes and daemons to end."""
+_COMPILE_LIMIT_S = 240
+"""For one process: the others of its GPU wait for it."""
+_CHECKS = 1.25
+"""How much longer models take in all than until they have been timed."""
+_ONE = 0.7
+"""The share of the time of several models in which one of them is done."""
+_POLL_S, _SETTLED_S = 0.2, 1.0
 _SAME_SETTINGS = ("suite", "mode", "warm_up", "steps", "windows", "window_steps", "libraries")
 """Settings that all records of a file have in common."""
 
@@ -72,10 +81,35 @@ class SuiteRunner(SharedRunner):
             task, profile=task.profile and graphs, check=task.check and variant.name != summary.AGAIN
         )
 
+    def compiles_with(self, trial: Trial) -> Hashable:
+        """Return a value that trials share of which one compiles for the others; None in eager mode."""
+        return None if trial.variant.compile is Compile.EAGER else super().compiles_with(trial)
+
     def forget(self, trial: Trial) -> None:
         """Remove what a daemon knows of a trial that is to run again with an empty cache."""
         if trial.variant.cache is Cache.COLD:
             shutil.rmtree(self._home(trial), ignore_errors=True)
+
+
+@dataclass
+class Part:
+    """Models that a GPU measures side by side; `before` measures the ones before on it."""
+
+    workloads: tuple[Workload, ...]
+    folder: Path
+    before: Future[None] | None
+    began: float = field(default_factory=time.monotonic)
+    barrier: Barrier | None = None
+    """The latest one."""
+    is_last: bool = False
+    """Whether no other follows it, unless the memory has not sufficed for a process."""
+    alone: list[Trial] = field(default_factory=list)
+    """Trials that are to run once more, alone."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether nothing of it is to be timed any more."""
+        return self.is_last and not self.alone and self.barrier is not None and self.barrier.all_timed()
 
 
 @dataclass
@@ -87,8 +121,9 @@ class SuiteRun(SharedRun):
     """Records of the pieces before."""
     _known_environment: dict[str, Any] = field(default_factory=dict)
     _began: float = field(default_factory=time.monotonic)
-    _waiting: deque[tuple[Workload, ...]] = field(default_factory=deque)
-    _durations: list[float] = field(default_factory=list)
+    _waiting: deque[Workload] = field(default_factory=deque)
+    _usual_s: float = 0.0
+    """Seconds that the latest models have taken."""
 
     def execute(self) -> list[Record]:
         """Measure what the file lacks, as far as the time suffices; return all records."""
@@ -138,9 +173,7 @@ class SuiteRun(SharedRun):
     # --- measuring ---------------------------------------------------------------------------------
 
     def _take_slots(self, folder: Path) -> None:
-        size = self.sharing.at_once or 1
-        todo = [each for each in self.plan.workloads if self.lacking(each)]
-        self._waiting.extend(tuple(todo[begin : begin + size]) for begin in range(0, len(todo), size))
+        self._waiting.extend(each for each in self.plan.workloads if self.lacking(each))
         runner = SuiteRunner(
             folder, self.plan.settings, self.sharing.compiled, full_speed=True, environ=self._environ()
         )
@@ -153,57 +186,93 @@ class SuiteRun(SharedRun):
 
     def _environ(self) -> dict[str, str]:
         folder = {FOLDER_VARIABLE: str(self.piece.torchbench)} if self.piece.torchbench else {}
-        return {**OFFLINE, **folder, AFTERWARDS_VARIABLE: str(_AFTERWARDS[self.piece.mode])}
+        limits = {
+            AFTERWARDS_VARIABLE: str(_AFTERWARDS[self.piece.mode]),
+            COMPILE_LIMIT_VARIABLE: str(_COMPILE_LIMIT_S),
+        }
+        return {**OFFLINE, **folder, **limits}
 
     def left_s(self) -> float:
         """Return the seconds until the piece is to have ended."""
         return self._began + self.piece.end_s - time.monotonic()
 
     def _take_slot(self, slot: GpuSlot, runner: SharedRunner, folder: Path, started: float) -> None:
-        while (part := self._next_part()) and not runner.stop.is_set():
-            began = time.monotonic()
-            place = folder / f"barrier.{slot.number}.{part[0].name}"
-            for number, wave in enumerate(("eager", "cold", "warm")):
-                self._take_wave(
-                    self._trials(part, wave), runner, place.with_name(f"{place.name}.{number}"), slot
-                )
-            self._durations.append(time.monotonic() - began)
+        running: Future[None] | None = None
+        with ThreadPoolExecutor(2) as pool:
+            while (workloads := self._next_workloads()) and not runner.stop.is_set():
+                place = folder / f"barrier.{slot.number}.{workloads[0].name}"
+                part = Part(workloads, place, running)
+                running = pool.submit(self._take_models, part, runner, slot)
+                while not (running.done() or self._is_timed(part)):
+                    time.sleep(_POLL_S)
+                self._usual_s = _CHECKS * (time.monotonic() - part.began)
+            if running:
+                running.result()
         if self._waiting and self.stopped is None:
             self.stopped = "stopped: no time for more"
 
-    def _next_part(self) -> tuple[Workload, ...] | None:
-        """Return the next workloads for a GPU, if there is as much time left as others have taken."""
-        usual_s = statistics.median(self._durations) if self._durations else 0.0
-        if self.left_s() - _GRACE_S < usual_s:
-            return None
-        try:
-            return self._waiting.popleft()
-        except IndexError:
-            return None
+    @staticmethod
+    def _is_timed(part: Part) -> bool:
+        """Whether nothing of a part is to be timed any more: also when the last process to be timed has failed, which it tells in a moment."""
+        if not part.is_timed:
+            return False
+        time.sleep(_SETTLED_S)
+        return part.is_timed
 
-    def _trials(self, part: Sequence[Workload], wave: str) -> list[Trial]:
+    def _next_workloads(self) -> tuple[Workload, ...]:
+        """Return the next models for a GPU, if there is as much time left as others have taken."""
+        left_s, size = self.left_s() - _GRACE_S, self.sharing.at_once or 1
+        if left_s < self._usual_s:
+            size = 1 if left_s > _ONE * self._usual_s else 0
+        found: list[Workload] = []
+        while left_s > 0 and self._waiting and len(found) < size:
+            found.append(self._waiting.popleft())
+        return tuple(found)
+
+    def _take_models(self, part: Part, runner: SharedRunner, slot: GpuSlot) -> None:
+        """Run models as all variants; raises what went wrong with the ones before."""
+        for name in ("cold", "warm"):
+            warm_follow = name == "cold" and bool(self._trials(part.workloads, "warm"))
+            if wave := self._trials(part.workloads, name):
+                self._take_wave(part, wave, runner, slot, is_last=not warm_follow)
+        if part.before:
+            part.before.result()
+
+    def _trials(self, workloads: Sequence[Workload], wave: str) -> list[Trial]:
         return [
             Trial(0, workload, variant)
-            for workload in part
+            for workload in workloads
             for variant in self.lacking(workload)
-            if _wave_of(variant) == wave
+            if ("warm" if variant.cache is Cache.WARM else "cold") == wave
         ]
 
-    def _take_wave(self, wave: Sequence[Trial], runner: SharedRunner, folder: Path, slot: GpuSlot) -> None:
+    def _take_wave(
+        self, part: Part, wave: Sequence[Trial], runner: SharedRunner, slot: GpuSlot, *, is_last: bool
+    ) -> None:
         """Run trials side by side, and once more, alone, those for which the memory did not suffice beside others."""
-        alone: list[Trial] = []
-        for trial, result in side_by_side(wave, runner, folder, slot):
+        for trial, result in self._run(part, wave, runner, slot, is_last=is_last):
             if len(wave) > 1 and result.error and any(text in result.error for text in _OUT_OF_MEMORY):
-                alone.append(trial)
+                part.alone.append(trial)
             else:
                 self.note(trial, result)
-        for number, trial in enumerate(alone):
+        while part.alone:
+            trial = part.alone[0]
             if isinstance(runner, SuiteRunner):
                 runner.forget(trial)
-            for again, result in side_by_side(
-                [trial], runner, folder.with_name(f"{folder.name}.{number}"), slot
-            ):
+            for again, result in self._run(part, [trial], runner, slot, is_last=is_last):
                 self.note(again, result)
+            del part.alone[0]
+
+    def _run(
+        self, part: Part, wave: Sequence[Trial], runner: SharedRunner, slot: GpuSlot, *, is_last: bool
+    ) -> Iterator[tuple[Trial, TrialResult]]:
+        """Run trials side by side; they are timed when all else that used the GPU has ended."""
+        folder = part.folder.with_name(f"{part.folder.name}.{time.monotonic_ns()}")
+        barrier = barrier_of(wave, runner, folder, slot, held=part.before is not None)
+        if part.before:
+            part.before.add_done_callback(lambda _: barrier.admit())
+        part.barrier, part.is_last = barrier, is_last
+        yield from side_by_side(wave, runner, barrier, slot)
 
     # --- the file ----------------------------------------------------------------------------------
 
@@ -212,6 +281,8 @@ class SuiteRun(SharedRun):
         new = {(each.workload, each.variant): each for each in super().records()}
         order = {name: number for number, name in enumerate(VARIANTS)}
         both = {**self.known, **new}
+        not_eager = {key[0] for key, each in both.items() if key[1] == Compile.EAGER and each.step_ms is None}
+        both = {key: each for key, each in both.items() if key[1] == Compile.EAGER or key[0] not in not_eager}
         return [both[key] for key in sorted(both, key=lambda key: (key[0].lower(), order[key[1]]))]
 
     def environment(self) -> dict[str, str | None]:
@@ -230,9 +301,3 @@ class SuiteRun(SharedRun):
             "left_out": dict(piece.left_out),
             "libraries": dict(piece.libraries),
         }
-
-
-def _wave_of(variant: Variant) -> str:
-    if variant.compile is Compile.EAGER:
-        return "eager"
-    return "warm" if variant.cache is Cache.WARM else "cold"
