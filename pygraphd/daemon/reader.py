@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pygraphd.daemon.answers import Found
     from pygraphd.schema.messages import LookupRequest
 
-_CACHE_KIB = 16_384
+_CACHE_KIB = 8_192
 """Enough for the inner pages of a million entries' indices, which SQLite's own 2 MB would read again and again."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import signal
 import sys
@@ -37,6 +38,8 @@ _END_S = 10
 """How long an ending daemon may take."""
 _SWITCH_S = 0.0002
 """How long one thread of the daemon may keep the interpreter from another: a lookup asks for it some thirty times."""
+_M_ARENA_MAX = -8
+"""The parameter of glibc's `mallopt`."""
 _REDERIVING_S = 1.0
 """How long a starting daemon may decide anew before it answers: some ten thousand entries."""
 
@@ -70,6 +73,7 @@ def serve(
     """
     config = settings.config
     sys.setswitchinterval(_SWITCH_S)
+    _use_one_arena()
     with Store(locations.database) as store:
         _rederive_outdated(store)
         with Binding(locations, inherited) as binding:
@@ -81,6 +85,12 @@ def serve(
             )
             asyncio.run(_serve_until_told(held, binding, cache, locations, settings))
     _log.info("stopped")
+
+
+def _use_one_arena() -> None:
+    """Have all threads take memory from one arena of glibc; with one each, what a thread has freed is of no use to the others."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _rederive_outdated(store: Store) -> None:

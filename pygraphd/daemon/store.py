@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _SHRUNK_PAGES = 256
 """Pages given back in one transaction: 1 MiB."""
 _READERS_MS = 100
+_PACKING_KIB = 1024
 
 _T = TypeVar("_T")
 
@@ -167,7 +168,10 @@ class Store:
         """
         before = self._write(queries.size)
         assert self._connection is not None
+        # VACUUM gives the copy that it writes a cache as large as ours, and reads and writes each page once.
+        _outside_transaction(self._connection, f"PRAGMA cache_size=-{_PACKING_KIB}")
         _outside_transaction(self._connection, "VACUUM")
+        _outside_transaction(self._connection, f"PRAGMA cache_size=-{database.CACHE_KIB}")
         _checkpoint(self._connection)
         return self._write(queries.size) < before
 

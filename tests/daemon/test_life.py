@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.daemon
 
 HANGS_S = 60
+_ARENA = 64 * 2**20
 
 
 def test_stop_leaves_the_daemon_of_a_stranger_alone(home: Home) -> None:
@@ -73,6 +74,31 @@ def test_a_relative_home_is_the_same_folder_for_the_daemon(home: Home, tmp_path:
 
     assert (started.returncode, started.stderr) == (0, "")
     assert home.status()["running"] is True
+
+
+def test_all_threads_of_a_daemon_take_memory_from_one_arena(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    """Else what one of them has freed stays with it for ever, and another's growth comes on top."""
+    pid = home.start()
+    home.ask("POST", "/v3/record", encode(make_request("a")))
+    home.ask("POST", "/v1/prune", b'{"gpu": "H200"}')
+
+    # A further arena of glibc has 64 MiB of addresses at a multiple of that, of which it opens as much as it needs.
+    mapped = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    ends = {tuple(int(end, 16) for end in words[0].split("-")): words[1] for words in mapped}
+    arenas = [
+        start
+        for (start, middle), rights in ends.items()
+        for (more, end), closed in ends.items()
+        if (rights, closed) == ("rw-p", "---p")
+        and middle == more
+        and end - start == _ARENA
+        and start % _ARENA == 0
+    ]
+
+    assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    assert arenas == []
 
 
 def _has_ended(pid: int) -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import _sqlite3
 import contextlib
+import ctypes
 import dataclasses
 import sqlite3
 import time
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from benchmarks.large_cache import fill
 from pygraphd.cli.catalogue import Catalogue
 from pygraphd.daemon.database_files import BALLAST_BYTES, ballast_file, files_set_aside
 from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
@@ -412,3 +415,19 @@ def _damage(database: Path, how: str) -> None:
         middle = len(content) // 8192 * 4096
         content = content[:middle] + bytes(8192) + content[middle + 8192 :]
     database.write_bytes(content)
+
+
+def test_packing_takes_little_memory(database: Path) -> None:
+    """A daemon keeps for ever what it took once: the allocator gives little back."""
+    sqlite = ctypes.CDLL(_sqlite3.__file__)
+    sqlite.sqlite3_memory_used.restype = sqlite.sqlite3_memory_highwater.restype = ctypes.c_int64
+    fill(database, entries=6_000, old=0)
+    with Store(database) as store:
+        store.prune(PruneRequest(gpu="none of these"))  # fills the cache
+        before = sqlite.sqlite3_memory_used()
+        sqlite.sqlite3_memory_highwater(1)
+
+        store.pack()
+
+        assert before > 4 * 2**20
+        assert sqlite.sqlite3_memory_highwater(0) - before < 2**20
