@@ -7,6 +7,9 @@ from pathlib import Path
 
 from benchmarks import region_table, table
 from benchmarks.arguments import names, positive, run_command
+from benchmarks.clients import command as clients_command
+from benchmarks.clients import table as clients_table
+from benchmarks.clients.records import read_clients
 from benchmarks.compare import BAD, BASELINES, Kind, Verdict, compare, variants_to_compare
 from benchmarks.compare import render as render_comparisons
 from benchmarks.errors import BenchmarkError
@@ -37,12 +40,17 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads as variants, each in a fresh process"))
     _add_compare(commands.add_parser("compare", help="hold PyGraph against the better of plain PyTorch's"))
-    _add_table(commands.add_parser("table", help="print result files of `run` and `regions`"))
+    _add_table(commands.add_parser("table", help="print result files of `run`, `regions` and `clients`"))
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
     )
     suite_command.add_options(
         commands.add_parser("suite", help="measure the models of PyTorch's dashboard, in pieces")
+    )
+    clients_command.add_options(
+        commands.add_parser(
+            "clients", help="run the programs of users in examples/clients, with PyGraph and without"
+        )
     )
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
     _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))
@@ -246,10 +254,16 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _table(options: argparse.Namespace) -> int:
     for file in options.file:
-        regions = region_table.read_regions(file)
-        shown = table.render(read_records(file)) if regions is None else region_table.render(regions)
-        print(f"{file}:\n{shown}")
+        print(f"{file}:\n{_tables_of(file)}")
     return 0
+
+
+def _tables_of(file: Path) -> str:
+    if (regions := region_table.read_regions(file)) is not None:
+        return region_table.render(regions)
+    if (clients := read_clients(file)) is not None:
+        return clients_table.render(clients)
+    return table.render(read_records(file))
 
 
 def _regions(options: argparse.Namespace) -> int:

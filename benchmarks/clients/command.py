@@ -1,0 +1,123 @@
+"""`python -m benchmarks clients`: options, and what they ask for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.arguments import names, positive
+from benchmarks.clients import table
+from benchmarks.clients.catalogue import GROUPS, select_clients
+from benchmarks.clients.process import Settings
+from benchmarks.clients.records import failed
+from benchmarks.errors import BenchmarkError
+from benchmarks.variants import Cache, Compile, select_variants
+
+if TYPE_CHECKING:
+    import argparse
+
+    from benchmarks.clients.run import Plan
+    from benchmarks.variants import Variant
+    from tools.lab.gpu_slots import GpuSlot
+
+VARIANTS = "eager,default,reduce-overhead,pygraph-default,pygraph-cold"
+_DISTRIBUTIONS = ("torch", *("diffusers", "transformers", "accelerate", "lightning", "timm", "peft"))
+_MORE_DISTRIBUTIONS = ("sentence-transformers", "torch-geometric", "torchvision")
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of `clients`."""
+    command.set_defaults(command=run_clients)
+    add = command.add_argument
+    add("--only", type=names, default=[], metavar="A,B", help="clients by name (default: all)")
+    add("--group", choices=list(GROUPS), default="one-gpu", help="clients for one GPU, or for several")
+    add("--variants", type=names, default=names(VARIANTS), metavar="P,Q", help=f"default: {VARIANTS}")
+    add("--out", type=Path, required=True, metavar="FILE", help="goes on with what this file lacks")
+    add("--gpus", type=positive, default=1, help="GPUs, each with its share of the cores (default 1)")
+    add("--end-s", type=positive, default=540, help="end by itself within these seconds (default 540)")
+    add("--repetitions", type=positive, default=1, help="processes for each (default 1)")
+    add("--steps", type=positive, default=160, help="steps in a process (default 160)")
+    add("--precompile-steps", type=int, default=6, metavar="N", help="steps of a process before (default 6)")
+    add("--tiny", action="store_true", help="sizes for a CPU")
+    add("--timeout-s", type=positive, default=300, help="limit of one process (default 300)")
+    add("--logs", type=Path, metavar="DIR", help="keep what the processes print")
+
+
+def run_clients(options: argparse.Namespace) -> int:
+    """Measure clients and print the tables; return 1 if one failed only with PyGraph."""
+    # Imported here: the other commands do without the lab.
+    from benchmarks.clients.run import ClientsRun
+
+    run = ClientsRun(plan_of(options))
+    records = run.execute()
+    print(table.render(records))
+    if left := run.unmeasured:
+        print(
+            f"{len(left)} clients are not measured in all variants yet: run the same command again",
+            file=sys.stderr,
+        )
+    return int(failed(records))
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Return the run that options ask for; raises BenchmarkError."""
+    from benchmarks.clients.run import Plan
+
+    clients = select_clients(options.group, options.only)
+    return Plan(
+        clients=clients,
+        variants=_variants(options.variants),
+        repetitions=options.repetitions,
+        settings=Settings(
+            steps=options.steps,
+            tiny=options.tiny,
+            timeout_s=options.timeout_s,
+            precompile_steps=options.precompile_steps,
+            logs=options.logs and options.logs.absolute(),
+        ),
+        slots=_slots(options.gpus, max(each.gpus for each in clients)),
+        end_s=options.end_s,
+        out=options.out.absolute(),
+        libraries=_libraries(),
+    )
+
+
+def _slots(gpus: int, of_a_client: int) -> tuple[GpuSlot, ...]:
+    """Return slots of as many GPUs as a client takes; raises BenchmarkError if there are too few."""
+    from tools.lab.gpu_slots import VISIBLE, GpuSlot, gpu_slots, parts
+
+    if gpus < of_a_client:
+        raise BenchmarkError(f"these clients take {of_a_client} GPUs each: name at least so many with --gpus")
+    single = gpu_slots(gpus)
+    if of_a_client == 1:
+        return single
+    groups = parts(single[: gpus - gpus % of_a_client], of_a_client)
+    return tuple(
+        GpuSlot(
+            number,
+            ((VISIBLE, ",".join(dict(each.environ)[VISIBLE] for each in group)),),
+            frozenset().union(*(each.cores or frozenset() for each in group)),
+        )
+        for number, group in enumerate(groups)
+    )
+
+
+def _variants(asked: list[str]) -> tuple[Variant, ...]:
+    variants = select_variants(asked)
+    if bad := [
+        each.name for each in variants if each.cache is Cache.WARM or each.compile is Compile.CUDA_GRAPH
+    ]:
+        raise BenchmarkError(f"clients are not run as {', '.join(bad)}")
+    return variants
+
+
+def _libraries() -> dict[str, str]:
+    found = {}
+    for name in (*_DISTRIBUTIONS, *_MORE_DISTRIBUTIONS):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

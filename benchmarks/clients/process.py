@@ -1,0 +1,154 @@
+"""One client in a process of its own, as a variant: what it printed, and what PyGraph said of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.clients.catalogue import Client
+from benchmarks.clients.records import ClientRecord
+from benchmarks.daemon import Daemon
+from benchmarks.errors import BenchmarkError
+from benchmarks.processes import last_exception, run_fresh
+from benchmarks.trial import plain_environment, product_environment
+from benchmarks.variants import Compile, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchmarks.processes import Outcome
+
+RESULT = "RESULT "
+_RANK = re.compile(r"^\[rank\d+\]: ?")
+_FATAL = "Fatal Python error: "
+_MAX_LINE = 300
+_FIGURES = (
+    *("step_ms", "first_step_s", "steps", "reserved_mb", "allocated_mb"),
+    *("checks", "tolerance", "eager_tolerance"),
+)
+_FROM_SUMMARY = ("deployed", "nodes_in_graphs", "reasons", "fallbacks", "failures")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of all processes. `precompile_steps`: steps of an unmeasured process before, which fills the compiler's caches."""
+
+    steps: int
+    tiny: bool
+    timeout_s: float
+    precompile_steps: int
+    logs: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A process to come; repetitions count from 0."""
+
+    client: Client
+    variant: Variant
+    repetition: int
+
+    @property
+    def name(self) -> str:
+        """A name that no other process of a run has."""
+        return f"{self.client.name}.{self.variant.name}.{self.repetition + 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRunner:
+    """Runs clients; their files lie in `folder`, whose path should be short, as it is part of sockets' names."""
+
+    folder: Path
+    settings: Settings
+    stop: threading.Event
+
+    def measure(self, job: Job, environ: Mapping[str, str]) -> tuple[ClientRecord, dict[str, Any]]:
+        """Run a job; return its record, and what the process said of the machine."""
+        began = time.monotonic()
+        record = ClientRecord(job.client.name, job.variant.name, job.repetition)
+        try:
+            outcome, summary = self._run(job, environ, self.settings.steps, "timed")
+        except BenchmarkError as error:  # of the daemon
+            return replace(record, raised=str(error)), {}
+        if self.settings.logs:
+            self.settings.logs.mkdir(parents=True, exist_ok=True)
+            (self.settings.logs / f"{job.name}.log").write_text(outcome.output)
+        printed = result_of(outcome.output)
+        found: dict[str, Any] = {name: printed[name] for name in _FIGURES if name in printed}
+        found |= {name: summary.get(name) for name in _FROM_SUMMARY}
+        seconds = round(time.monotonic() - began, 1)
+        return replace(record, raised=raised_by(outcome), seconds=seconds, **found), printed
+
+    def precompile(self, job: Job, environ: Mapping[str, str]) -> None:
+        """Run a few steps of a job, whatever becomes of them: what they compile stays in the client's caches."""
+        with contextlib.suppress(BenchmarkError):
+            self._run(job, environ, self.settings.precompile_steps, "compiling")
+
+    def _run(
+        self, job: Job, environ: Mapping[str, str], steps: int, purpose: str
+    ) -> tuple[Outcome, dict[str, Any]]:
+        caches, name = self.folder / f"caches.{job.client.name}", f"{job.name}.{purpose}"
+        timeout_s = self.settings.timeout_s
+        if not job.variant.is_ours:
+            variables = {**plain_environment(os.environ, caches), **_OWN, **environ}
+            return run_fresh(self._arguments(job, steps), variables, timeout_s, stop=self.stop), {}
+        home, summary = self.folder / f"home.{name}", self.folder / f"summary.{name}.json"
+        variables = {**product_environment(os.environ, caches, home, summary), **_OWN, **environ}
+        with Daemon(home):
+            outcome = run_fresh(self._arguments(job, steps), variables, timeout_s, stop=self.stop)
+        # Each rank of a process group writes a summary of its own.
+        return outcome, _read(summary if job.client.gpus == 1 else summary.with_name(f"{summary.name}.0"))
+
+    def _arguments(self, job: Job, steps: int) -> list[str]:
+        mode = "none" if job.variant.compile is Compile.EAGER else str(job.variant.compile.mode)
+        launcher = (
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.client.gpus)]
+            if job.client.gpus > 1
+            else []
+        )
+        tiny = ["--tiny"] if self.settings.tiny else []
+        return [*launcher, str(job.client.program), "--mode", mode, "--steps", str(steps), *tiny]
+
+
+_OWN = {"PYTHONFAULTHANDLER": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "4"}
+"""Variables of each process: a crash says where it was, nothing is downloaded."""
+
+
+def result_of(output: str) -> dict[str, Any]:
+    """Return what a client has printed as its result; empty without one."""
+    for line in reversed(output.splitlines()):
+        if line.startswith(RESULT):
+            with contextlib.suppress(ValueError):
+                result: dict[str, Any] = json.loads(line.removeprefix(RESULT))
+                return result
+    return {}
+
+
+def raised_by(outcome: Outcome) -> str:
+    """Return the line that says why a process failed; empty if it did well."""
+    if outcome.error is None:
+        return "" if result_of(outcome.output) else "it printed no result"
+    if outcome.error.startswith("killed: "):
+        return outcome.error
+    lines = [_RANK.sub("", line).strip() for line in outcome.output.splitlines()]
+    fatal = [line for line in lines if line.startswith(_FATAL)]
+    if fatal:
+        return fatal[-1][:_MAX_LINE]
+    if line := last_exception(lines):
+        return line
+    return "it failed after its result" if outcome.error.startswith(RESULT) else outcome.error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        summary = json.loads(file.read_text())
+        if isinstance(summary, dict):
+            return summary
+    return {}

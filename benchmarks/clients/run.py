@@ -1,0 +1,200 @@
+"""A run of `clients` under way: each GPU takes the next client when it is done with one, and its processes are timed one at a time.
+
+The file is written anew after every process. A later run goes on with what the file lacks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.clients.catalogue import Client
+from benchmarks.clients.process import Job, JobRunner, Settings
+from benchmarks.clients.records import ClientRecord, client_records, compared
+from benchmarks.environment import TORCH_FIELDS, describe_host
+from benchmarks.errors import BenchmarkError
+from benchmarks.records import SCHEMA, check_writable, read_result, write_json
+from benchmarks.variants import Variant
+from tools.lab.gpu_slots import GpuSlot
+from tools.lab.processes import as_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_GRACE_S = 15.0
+"""For processes and daemons to end."""
+_SAME = ("kind", "steps", "tiny", "libraries")
+"""Settings that all records of a file have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The request of a run."""
+
+    clients: tuple[Client, ...]
+    variants: tuple[Variant, ...]
+    repetitions: int
+    settings: Settings
+    slots: tuple[GpuSlot, ...]
+    end_s: float
+    out: Path
+    libraries: dict[str, str] = field(default_factory=dict)
+
+
+class ClientsRun:
+    """Runs what a plan asks for and its file lacks."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._host = describe_host()
+        self._torch: dict[str, str | None] = dict.fromkeys(TORCH_FIELDS)
+        self._records: dict[tuple[str, str, int], ClientRecord] = {}
+        self._waiting = deque(enumerate(plan.clients))
+        self._noting = threading.Lock()
+        self._stop = threading.Event()
+        self._began = time.monotonic()
+
+    def execute(self) -> list[ClientRecord]:
+        """Run all that is missing, as far as the time suffices; return all records of the file."""
+        check_writable(self.plan.out)
+        if self.plan.out.exists():
+            self._read()
+        timer = threading.Timer(max(0.0, self.left_s - _GRACE_S), self._stop.set)
+        timer.daemon = True
+        timer.start()
+        try:
+            with tempfile.TemporaryDirectory(prefix="clients-", ignore_cleanup_errors=True) as folder:
+                self._take_slots(JobRunner(Path(folder), self.plan.settings, self._stop))
+        finally:
+            timer.cancel()
+        self._save()
+        return self.records
+
+    @property
+    def records(self) -> list[ClientRecord]:
+        """The records so far, client by client, compared with each other."""
+        clients = {each.name: number for number, each in enumerate(self.plan.clients)}
+        variants = {each.name: number for number, each in enumerate(self.plan.variants)}
+
+        def place(record: ClientRecord) -> tuple[int, int, int]:
+            return (
+                clients.get(record.client, len(clients)),
+                variants.get(record.variant, len(variants)),
+                record.repetition,
+            )
+
+        return compared(sorted(self._records.values(), key=place))
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """The clients that the next run goes on with."""
+        return [
+            each.name for number, each in enumerate(self.plan.clients) if any(self._lacking(number, each))
+        ]
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the run is to have ended."""
+        return self._began + self.plan.end_s - time.monotonic()
+
+    # --- measuring ---------------------------------------------------------------------------------
+
+    def _take_slots(self, runner: JobRunner) -> None:
+        with ThreadPoolExecutor(len(self.plan.slots)) as pool, contextlib.ExitStack() as stack:
+            stack.callback(self._stop.set)  # the pool would wait for all of them
+            running = [pool.submit(self._take_slot, slot, runner) for slot in self.plan.slots]
+            for done in as_ended(running):
+                done.result()
+            stack.pop_all()
+
+    def _take_slot(self, slot: GpuSlot, runner: JobRunner) -> None:
+        slot.enter()
+        while not self._stop.is_set():
+            try:
+                number, client = self._waiting.popleft()
+            except IndexError:
+                return
+            self._take_client(number, client, slot, runner)
+
+    def _take_client(self, number: int, client: Client, slot: GpuSlot, runner: JobRunner) -> None:
+        jobs = list(self._lacking(number, client))
+        environ = dict(slot.environ)
+        if jobs and client.missing:
+            for job in jobs:
+                reason = f"{client.missing} is not installed"
+                self._note(ClientRecord(client.name, job.variant.name, job.repetition, skipped=reason), {})
+            return
+        if jobs and self.plan.settings.precompile_steps:
+            first = [job for job in jobs if job.repetition == jobs[0].repetition]
+            with ThreadPoolExecutor(len(first), initializer=slot.enter) as pool:
+                for done in [pool.submit(runner.precompile, job, environ) for job in first]:
+                    done.result()
+        for job in jobs:
+            if self._stop.is_set():
+                return
+            record, printed = runner.measure(job, environ)
+            if not self._stop.is_set():  # it may have been ended with the run
+                self._note(record, printed)
+
+    def _lacking(self, number: int, client: Client) -> Iterator[Job]:
+        """Yield the processes without a record; variants alternate, so that a drift of the machine does not fall on one."""
+        variants = self.plan.variants
+        for repetition in range(self.plan.repetitions):
+            first = (number + repetition) % len(variants)
+            for variant in (*variants[first:], *variants[:first]):
+                if (client.name, variant.name, repetition) not in self._records:
+                    yield Job(client, variant, repetition)
+
+    # --- the file ----------------------------------------------------------------------------------
+
+    def _note(self, record: ClientRecord, printed: dict[str, Any]) -> None:
+        with self._noting:
+            self._records[record.key] = record
+            self._torch.update({name: printed[name] for name in TORCH_FIELDS if printed.get(name)})
+            self._save()
+            figure = f"{record.step_ms:.3f} ms" if record.step_ms is not None else "no result"
+            note = record.raised or record.skipped
+            print(f"{record.client} {record.variant}: {figure} {note}".rstrip(), file=sys.stderr, flush=True)
+
+    def _save(self) -> None:
+        content = {
+            "schema": SCHEMA,
+            "environment": {**self._torch, **self._host},
+            "settings": self._settings(),
+            "records": [dataclasses.asdict(each) for each in self.records],
+        }
+        write_json(self.plan.out, content)
+
+    def _settings(self) -> dict[str, Any]:
+        settings = self.plan.settings
+        return {
+            "kind": "clients",
+            "steps": settings.steps,
+            "tiny": settings.tiny,
+            "precompile_steps": settings.precompile_steps,
+            "repetitions": self.plan.repetitions,
+            "gpus": len(self.plan.slots),
+            "libraries": self.plan.libraries,
+        }
+
+    def _read(self) -> None:
+        content = read_result(self.plan.out)
+        settings, records = self._settings(), client_records(content)
+        differing = [name for name in _SAME if content["settings"].get(name) != settings[name]]
+        differing += ["commit"] if content["environment"].get("commit") != self._host["commit"] else []
+        if records is None or differing:
+            raise BenchmarkError(
+                f"{self.plan.out} was measured with another {', '.join(differing)}: name another file with --out"
+            )
+        self._records = {each.key: each for each in records}
+        self._torch.update({name: content["environment"].get(name) for name in TORCH_FIELDS})

@@ -1,0 +1,90 @@
+"""The programs in `examples/clients` come to the same results with PyGraph as without, in both modes, and run in CUDA graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+FOLDER = Path(__file__).parents[2] / "examples" / "clients"
+STEPS = 100
+LIBRARIES = {
+    "accelerate_loop": ("transformers", "accelerate"),
+    "diffusers_unet": ("diffusers",),
+    "gpt_decode": (),
+    "hf_generate": ("transformers",),
+    "hf_trainer": ("transformers", "accelerate"),
+    "lightning_fit": ("lightning", "torchvision"),
+    "peft_lora": ("peft", "transformers"),
+    "ppo": (),
+    "pyg_gcn": ("torch_geometric",),
+    "sentence_embeddings": ("sentence_transformers", "transformers"),
+    "timm_train": ("timm",),
+    "whisper_transcribe": ("transformers",),
+}
+MANY_SIZES = {"sentence_embeddings"}
+"""Programs in which hardly a size comes back often enough to be tried."""
+
+
+def test_all_programs_are_run_here() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} - {"measuring"} == set(LIBRARIES)
+
+
+def run(name: str, mode: str, folder: Path, **variables: str) -> dict[str, Any]:
+    """Return the result of a program, which has to end well."""
+    plain = {key: value for key, value in os.environ.items() if not key.startswith("PYGRAPH")}
+    environ = {
+        **plain,
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        **variables,
+    }
+    arguments = [sys.executable, str(FOLDER / f"{name}.py"), "--mode", mode, "--steps", str(STEPS), "--tiny"]
+    done = subprocess.run(arguments, env=environ, timeout=400, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
+    return result
+
+
+def run_ours(name: str, mode: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the result of a program with PyGraph, and the summary."""
+    summary = folder / f"{mode}.json"
+    variables = {
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+        "PYGRAPH": "1",
+        "PYGRAPH_SUMMARY": str(summary),
+        "PYGRAPHD_HOME": str(folder / mode),
+        "PYGRAPHD_AUTOSTART": "0",
+    }
+    return run(name, mode, folder, **variables), json.loads(summary.read_text())
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_program_comes_to_the_same_results(name: str, tmp_path: Path) -> None:
+    for library in LIBRARIES[name]:
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+
+    plain = run(name, "default", tmp_path)
+    for mode in ("default", "reduce-overhead"):
+        result, summary = run_ours(name, mode, tmp_path)
+
+        assert result["checks"].keys() == plain["checks"].keys()
+        for check, values in result["checks"].items():
+            expected = plain["checks"][check]
+            assert values == pytest.approx(expected, rel=plain["tolerance"], abs=0.1 * plain["tolerance"]), (
+                check
+            )
+        assert {each for each in summary["failures"] if not each.startswith("daemon: ")} == set()
+        assert summary["graphs"] > 0
+        if name not in MANY_SIZES:
+            assert summary["deployed"]["GRAPH"] > 0, summary["reasons"]
+            assert summary["nodes_in_graphs"] > 0

@@ -1,0 +1,83 @@
+"""A run of `python -m benchmarks clients`: a process for each variant, into a file with which the next run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import cli
+from benchmarks.clients.catalogue import FOLDER, Client
+from benchmarks.clients.process import Settings
+from benchmarks.clients.records import read_clients
+from benchmarks.clients.run import ClientsRun, Plan
+from benchmarks.errors import BenchmarkError
+from benchmarks.variants import select_variants
+from tools.lab.gpu_slots import GpuSlot
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+PROGRAM = f"""
+import sys
+sys.path.insert(0, {str(FOLDER)!r})
+import torch
+from measuring import Clock, run
+
+def main(mode, steps, tiny):
+    if mode == "reduce-overhead":
+        raise ValueError("not in this mode")
+    clock, x = Clock(steps), torch.ones(3)
+    for _ in range(steps):
+        clock.begin()
+        x = 2 * x
+        clock.end(x)
+    return clock.result(tolerance=0.01)
+
+run(main, __doc__)
+"""
+
+
+def plan_of(folder: Path, *variants: str) -> Plan:
+    return Plan(
+        clients=(Client("tiny", folder=folder), Client("none", ("no_such_library",), folder=folder)),
+        variants=select_variants(list(variants)),
+        repetitions=1,
+        settings=Settings(steps=3, tiny=True, timeout_s=120, precompile_steps=1, logs=folder / "logs"),
+        slots=(GpuSlot(0),),
+        end_s=600,
+        out=folder / "out.json",
+    )
+
+
+def test_a_run_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(PROGRAM)
+
+    first = ClientsRun(plan_of(tmp_path, "eager", "default")).execute()
+    again = ClientsRun(plan_of(tmp_path, "eager", "default", "reduce-overhead"))
+    records = {(each.client, each.variant): each for each in again.execute()}
+
+    assert [each.raised for each in first] == [""] * 4
+    assert records["tiny", "eager"].checks == {"values": [2.0, 4.0, 8.0]}
+    assert records["tiny", "eager"].agrees is True
+    assert records["tiny", "reduce-overhead"].raised == "ValueError: not in this mode"
+    assert records["none", "default"].skipped == "no_such_library is not installed"
+    assert {each.key: each.seconds for each in first}.items() <= {
+        e.key: e.seconds for e in again.records
+    }.items()
+    assert read_clients(tmp_path / "out.json") == again.records
+    assert again.unmeasured == []
+    assert (tmp_path / "logs" / "tiny.eager.1.log").read_text().startswith("RESULT")
+
+    other = plan_of(tmp_path, "eager")
+    with pytest.raises(BenchmarkError, match="another steps"):
+        ClientsRun(
+            dataclasses.replace(other, settings=dataclasses.replace(other.settings, steps=9))
+        ).execute()
+
+
+@pytest.mark.parametrize("variant", ["pygraph-warm", "cuda-graph", "none"])
+def test_variants_that_clients_have_none_of_are_refused(variant: str, tmp_path: Path) -> None:
+    assert cli.main(["clients", "--out", str(tmp_path / "out.json"), "--variants", variant]) == 2
