@@ -39,10 +39,14 @@ def run_fresh(
     timeout_s: float,
     folder: Path = ROOT,
     stop: threading.Event | None = None,
+    grace_s: float = 0.0,
 ) -> Outcome:
-    """Run `python ARGUMENTS` in `folder` to its end, or kill it and its children after `timeout_s`, or when `stop` is set."""
+    """Run `python ARGUMENTS` in `folder` to its end, or kill it and its children after `timeout_s`, or when `stop` is set.
+
+    With `grace_s` it gets a SIGTERM first, and is killed `grace_s` seconds later.
+    """
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        code = wait_for(start([sys.executable, *arguments], environ, folder, log), timeout_s, stop)
+        code = wait_for(start([sys.executable, *arguments], environ, folder, log), timeout_s, stop, grace_s)
         log.seek(0)
         output = log.read()
     return Outcome(error_of(code, timeout_s, stop, output), output)

@@ -47,7 +47,8 @@ ONE_GPU = (
     Client("pyg_gcn", ("torch_geometric",)),
     Client("ppo"),
 )
-GROUPS = {"one-gpu": ONE_GPU}
+TWO_GPUS = (Client("tp_decode", gpus=2), Client("ddp_train", gpus=2), Client("fsdp2_train", gpus=2))
+GROUPS = {"one-gpu": ONE_GPU, "two-gpu": TWO_GPUS}
 
 
 def select_clients(group: str, names: list[str]) -> tuple[Client, ...]:

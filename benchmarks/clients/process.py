@@ -29,6 +29,7 @@ RESULT = "RESULT "
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 _FATAL = "Fatal Python error: "
 _MAX_LINE = 300
+_GRACE_S = 8.0
 _FIGURES = (
     *("step_ms", "first_step_s", "steps", "reserved_mb", "allocated_mb"),
     *("checks", "tolerance", "eager_tolerance"),
@@ -95,16 +96,22 @@ class JobRunner:
         self, job: Job, environ: Mapping[str, str], steps: int, purpose: str
     ) -> tuple[Outcome, dict[str, Any]]:
         caches, name = self.folder / f"caches.{job.client.name}", f"{job.name}.{purpose}"
-        timeout_s = self.settings.timeout_s
         if not job.variant.is_ours:
             variables = {**plain_environment(os.environ, caches), **_OWN, **environ}
-            return run_fresh(self._arguments(job, steps), variables, timeout_s, stop=self.stop), {}
+            return self._run_program(job, variables, steps), {}
         home, summary = self.folder / f"home.{name}", self.folder / f"summary.{name}.json"
         variables = {**product_environment(os.environ, caches, home, summary), **_OWN, **environ}
         with Daemon(home):
-            outcome = run_fresh(self._arguments(job, steps), variables, timeout_s, stop=self.stop)
+            outcome = self._run_program(job, variables, steps)
         # Each rank of a process group writes a summary of its own.
         return outcome, _read(summary if job.client.gpus == 1 else summary.with_name(f"{summary.name}.0"))
+
+    def _run_program(self, job: Job, environ: Mapping[str, str], steps: int) -> Outcome:
+        # torchrun's processes have sessions of their own, and only torchrun can end them.
+        grace_s = _GRACE_S if job.client.gpus > 1 else 0.0
+        return run_fresh(
+            self._arguments(job, steps), environ, self.settings.timeout_s, stop=self.stop, grace_s=grace_s
+        )
 
     def _arguments(self, job: Job, steps: int) -> list[str]:
         mode = "none" if job.variant.compile is Compile.EAGER else str(job.variant.compile.mode)

@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.heads, self.kv_heads, self.head = sizes.heads, sizes.kv_heads, sizes.head
         self.wqkv = nn.Linear(sizes.width, (sizes.heads + 2 * sizes.kv_heads) * sizes.head, bias=False)
         self.wo = nn.Linear(sizes.width, sizes.width, bias=False)
         cache = torch.zeros(1, sizes.kv_heads, sizes.length, sizes.head)
@@ -55,36 +55,45 @@ class Attention(nn.Module):
     def forward(
         self, x: torch.Tensor, angles: torch.Tensor, mask: torch.Tensor, at: torch.Tensor
     ) -> torch.Tensor:
-        sizes = self.sizes
-        _, length, width = x.shape
-        heads = self.wqkv(x).view(1, length, -1, sizes.head).transpose(1, 2)
-        query, key, value = heads.split([sizes.heads, sizes.kv_heads, sizes.kv_heads], dim=1)
+        length = x.shape[1]
+        heads = self.wqkv(x).view(1, length, -1, self.head).transpose(1, 2)
+        query, key, value = heads.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         self.keys[:, :, at] = rotate(key, angles)
         self.values[:, :, at] = value
         mixed = functional.scaled_dot_product_attention(
             rotate(query, angles), self.keys, self.values, attn_mask=mask, enable_gqa=True
         )
-        return self.wo(mixed.transpose(1, 2).reshape(1, length, width))
+        return self.wo(mixed.transpose(1, 2).reshape(1, length, -1))
+
+
+class FeedForward(nn.Module):
+    """A gated feed-forward layer."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.gate = nn.Linear(sizes.width, sizes.hidden, bias=False)
+        self.up = nn.Linear(sizes.width, sizes.hidden, bias=False)
+        self.down = nn.Linear(sizes.hidden, sizes.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward layer."""
+    """Attention and a feed-forward layer, each behind a norm and a residual connection."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.attention = Attention(sizes)
+        self.feed_forward = FeedForward(sizes)
         self.attention_norm = nn.RMSNorm(sizes.width)
         self.norm = nn.RMSNorm(sizes.width)
-        self.gate = nn.Linear(sizes.width, sizes.hidden, bias=False)
-        self.up = nn.Linear(sizes.width, sizes.hidden, bias=False)
-        self.down = nn.Linear(sizes.hidden, sizes.width, bias=False)
 
     def forward(
         self, x: torch.Tensor, angles: torch.Tensor, mask: torch.Tensor, at: torch.Tensor
     ) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), angles, mask, at)
-        normed = self.norm(x)
-        return x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
+        return x + self.feed_forward(self.norm(x))
 
 
 class Llama(nn.Module):
@@ -120,18 +129,20 @@ def next_token(model: Llama, tokens: torch.Tensor, at: torch.Tensor) -> torch.Te
     return sample(model(tokens, at))
 
 
-@torch.no_grad()
-def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Generate so many tokens after a prompt, in several texts if the cache is too short for all."""
-    sizes = TINY if tiny else LARGE
+def make(sizes: Sizes) -> Llama:
+    """Return a model with random weights."""
     model = Llama(sizes)
     for weight in model.parameters():
         if weight.dim() == 2:
             nn.init.normal_(weight, std=0.02)
-    model = model.to(DEVICE, torch.bfloat16).eval()
+    return model.eval()
+
+
+@torch.no_grad()
+def generate(model: Llama, mode: str, steps: int, sizes: Sizes) -> dict[str, Any]:
+    """Generate so many tokens after a prompt, in several texts if the cache is too short for all."""
     prefill = compiled(next_token, "none" if mode == "none" else "default", fullgraph=True, dynamic=True)
     decode = compiled(next_token, mode, fullgraph=True)
-
     clock = Clock(steps)
     agreements = []
     left = steps
@@ -153,6 +164,12 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
         agreements.append(agreement(logits[:, chosen], tokens[:, 1:][:, chosen], rank=TOP_K))
         left -= new
     return clock.result(tolerance=0.02, agreements=agreements)
+
+
+def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
+    """Generate so many tokens."""
+    sizes = TINY if tiny else LARGE
+    return generate(make(sizes).to(DEVICE, torch.bfloat16), mode, steps, sizes)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ numbers that a run in another mode has to come close to.
 """
 
 import argparse
+import datetime
+import gc
 import json
 import logging
 import os
@@ -19,6 +21,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
+import torch.distributed as dist
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MODES = ("none", "default", "reduce-overhead")
@@ -102,6 +105,15 @@ def agreement(logits: torch.Tensor, tokens: torch.Tensor, rank: int = 1, slack: 
     return (logits.gather(-1, tokens[..., None]) >= least).float().mean().item()
 
 
+def joined() -> tuple[int, int]:
+    """Join the process group that torchrun makes, each process with a GPU of its own; return rank and number of processes."""
+    if DEVICE == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    backend = "nccl" if DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
+    return dist.get_rank(), dist.get_world_size()
+
+
 def run(main: Callable[[str, int, bool], dict[str, Any]], description: str | None) -> None:
     """Run an example as its command line asks, and print its result."""
     command = argparse.ArgumentParser(
@@ -117,7 +129,14 @@ def run(main: Callable[[str, int, bool], dict[str, Any]], description: str | Non
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     result = main(options.mode, options.steps, options.tiny)
-    print("RESULT", json.dumps({**result, **_machine()}), flush=True)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print("RESULT", json.dumps({**result, **_machine()}), flush=True)
+    if dist.is_initialized():
+        # CUDA graphs that hold the group's collectives have to go before it.
+        torch.compiler.reset()
+        gc.collect()
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def _quieten() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -30,12 +31,13 @@ LIBRARIES = {
     "timm_train": ("timm",),
     "whisper_transcribe": ("transformers",),
 }
+TWO_GPUS = ("tp_decode", "ddp_train", "fsdp2_train")
 MANY_SIZES = {"sentence_embeddings"}
 """Programs in which hardly a size comes back often enough to be tried."""
 
 
 def test_all_programs_are_run_here() -> None:
-    assert {path.stem for path in FOLDER.glob("*.py")} - {"measuring"} == set(LIBRARIES)
+    assert {path.stem for path in FOLDER.glob("*.py")} - {"measuring"} == {*LIBRARIES, *TWO_GPUS}
 
 
 def run(name: str, mode: str, folder: Path, **variables: str) -> dict[str, Any]:
@@ -47,10 +49,21 @@ def run(name: str, mode: str, folder: Path, **variables: str) -> dict[str, Any]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         **variables,
     }
-    arguments = [sys.executable, str(FOLDER / f"{name}.py"), "--mode", mode, "--steps", str(STEPS), "--tiny"]
-    done = subprocess.run(arguments, env=environ, timeout=400, check=False, capture_output=True, text=True)
+    launcher = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in TWO_GPUS else []
+    )
+    program = [str(FOLDER / f"{name}.py"), "--mode", mode, "--steps", str(STEPS), "--tiny"]
+    done = subprocess.run(
+        [sys.executable, *launcher, *program],
+        env=environ,
+        timeout=400,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1].removeprefix("RESULT "))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix("RESULT "))
     return result
 
 
@@ -64,7 +77,10 @@ def run_ours(name: str, mode: str, folder: Path) -> tuple[dict[str, Any], dict[s
         "PYGRAPHD_HOME": str(folder / mode),
         "PYGRAPHD_AUTOSTART": "0",
     }
-    return run(name, mode, folder, **variables), json.loads(summary.read_text())
+    result = run(name, mode, folder, **variables)
+    # Each rank of a process group writes a summary of its own.
+    file = summary.with_name(f"{summary.name}.0") if name in TWO_GPUS else summary
+    return result, json.loads(file.read_text())
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
@@ -73,10 +89,27 @@ def test_a_program_comes_to_the_same_results(name: str, tmp_path: Path) -> None:
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
 
-    plain = run(name, "default", tmp_path)
-    for mode in ("default", "reduce-overhead"):
-        result, summary = run_ours(name, mode, tmp_path)
+    for summary in same_results(name, tmp_path):
+        assert summary["graphs"] > 0
+        if name not in MANY_SIZES:
+            assert summary["deployed"]["GRAPH"] > 0, summary["reasons"]
+            assert summary["nodes_in_graphs"] > 0
 
+
+@pytest.mark.parametrize("name", TWO_GPUS)
+def test_a_program_on_two_gpus_comes_to_the_same_results(name: str, tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for summary in same_results(name, tmp_path):
+        assert summary["graphs"] > 0
+
+
+def same_results(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Run a program plainly, and with PyGraph in both modes; its values have to agree. Return PyGraph's summaries."""
+    plain = run(name, "default", folder)
+    summaries = []
+    for mode in ("default", "reduce-overhead"):
+        result, summary = run_ours(name, mode, folder)
         assert result["checks"].keys() == plain["checks"].keys()
         for check, values in result["checks"].items():
             expected = plain["checks"][check]
@@ -84,7 +117,5 @@ def test_a_program_comes_to_the_same_results(name: str, tmp_path: Path) -> None:
                 check
             )
         assert {each for each in summary["failures"] if not each.startswith("daemon: ")} == set()
-        assert summary["graphs"] > 0
-        if name not in MANY_SIZES:
-            assert summary["deployed"]["GRAPH"] > 0, summary["reasons"]
-            assert summary["nodes_in_graphs"] > 0
+        summaries.append(summary)
+    return summaries
