@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import region_table, table
+from benchmarks import quick, region_table, table
 from benchmarks.arguments import names, positive, run_command
 from benchmarks.clients import command as clients_command
 from benchmarks.clients import table as clients_table
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
             "clients", help="run the programs of users in examples/clients, with PyGraph and without"
         )
     )
+    quick.add_options(commands.add_parser("quick", help="hold ten workloads against stored results"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
     _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))
     _add_redis(commands.add_parser("redis", help="lookups and records a second beside Redis"))
