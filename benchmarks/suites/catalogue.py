@@ -36,7 +36,8 @@ _SOURCES = {
     TORCHBENCH: "benchmarks.suites.torchbench:build",
 }
 SUITES = tuple(_SOURCES)
-PUBLISHED = "published"
+PAPER = "paper"
+"""The subset of the workloads in a published table."""
 _MODELS = Path("torchbenchmark", "models")
 _IN_ANOTHER_SUITE = ("hf_", "timm_")
 _BATCHES = {Mode.INFERENCE: "DEFAULT_EVAL_BSIZE", Mode.TRAINING: "DEFAULT_TRAIN_BSIZE"}
@@ -51,16 +52,14 @@ class Selection:
 
 
 def select(suite: str, mode: Mode, names: Sequence[str], torchbench: Path | None) -> Selection:
-    """Return the models of these names, all for none, or those of the published table for `PUBLISHED`.
+    """Return the models of these names, all for none.
 
     Raises BenchmarkError without a checkout that `torchbench` needs, and UnknownNameError.
     """
     batches, left_out = _models(suite, mode, torchbench)
-    if list(names) == [PUBLISHED]:
-        return _published(suite, mode, batches)
     if unknown := [name for name in names if name not in batches and name not in left_out]:
         raise UnknownNameError("model", unknown, sorted(batches))
-    quick_first = sorted(batches, key=lambda name: name not in tables.QUICK[TORCHBENCH])
+    quick_first = sorted(batches, key=lambda name: name not in tables.TORCHBENCH_FIRST)
     chosen = [name for name in names if name in batches] or quick_first
     return Selection(
         tuple(_workload(suite, mode, name, batches[name]) for name in chosen),
@@ -68,21 +67,16 @@ def select(suite: str, mode: Mode, names: Sequence[str], torchbench: Path | None
     )
 
 
-def quick(suite: str, mode: Mode, torchbench: Path | None) -> Selection:
-    """Return ten models of a suite that compile quickly, or those of them that are there."""
+def paper(suite: str, mode: Mode, torchbench: Path | None) -> Selection:
+    """Return the workloads of the published table in a suite; raises BenchmarkError if there are none, and as `select` does."""
     batches, _ = _models(suite, mode, torchbench)
-    names = [name for name in tables.QUICK[suite] if name in batches]
-    return Selection(tuple(_workload(suite, mode, name, batches[name]) for name in names))
-
-
-def _published(suite: str, mode: Mode, batches: Mapping[str, int]) -> Selection:
-    wanted = tables.PUBLISHED.get((suite, mode), {})
+    wanted = [each for each in tables.PAPER if (each.suite, each.mode) == (suite, mode)]
     if not wanted:
         raise BenchmarkError(f"the published table has no {mode} of {suite}")
     return Selection(
         tuple(
-            _workload(suite, mode, name, batch, own=batches.get(name) == batch)
-            for name, batch in wanted.items()
+            _workload(suite, mode, each.model, each.batch, own=batches.get(each.model) == each.batch)
+            for each in wanted
         )
     )
 

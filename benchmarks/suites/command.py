@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 from benchmarks.arguments import names, positive
 from benchmarks.environment import gpu_name
 from benchmarks.errors import BenchmarkError
-from benchmarks.processes import ROOT
-from benchmarks.records import read_records, read_result
+from benchmarks.records import read_result
 from benchmarks.run import Plan
 from benchmarks.suites import catalogue, summary
-from benchmarks.suites.catalogue import SUITES, Selection
+from benchmarks.suites.catalogue import PAPER, SUITES, Selection
 from benchmarks.trial import CachePolicy, Settings
 from benchmarks.variants import Compile, variants_to_run
 from benchmarks.workloads import Mode
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from tools.lab.suite import SuiteRun
 
 VARIANTS = "eager,default,reduce-overhead,pygraph-default,pygraph-default-warm,pygraph-cold,pygraph-warm,default-again,cuda-graph"
-_QUICK_VARIANTS = "default,reduce-overhead,pygraph-default"
 _AT_ONCE = 2
-_END_S, _QUICK_END_S = 540, 120
-_STORED = ROOT / "benchmarks" / "results"
+_END_S = 540
 _LIBRARIES = ("torch", "torchvision", "transformers", "timm")
 _PRODUCT = re.compile(r"\b[A-Z]+\d+\w*")
 
@@ -40,20 +37,24 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("suite", choices=SUITES)
     add("--training", action="store_true", help="training rather than inference")
-    add("--models", type=names, default=[], metavar="A,B", help="or `published` (default: all)")
+    add("--models", type=names, default=[], metavar="A,B", help="(default: all)")
+    add("--subset", choices=(PAPER,), help="the workloads of a published table, with its batches")
     add("--torchbench", type=Path, metavar="DIR", help="a checkout of TorchBench")
     add("--variants", type=names, metavar="P,Q", help=f"default: {VARIANTS}")
     add("--out", type=Path, required=True, metavar="DIR", help="a file of it goes on where it stopped")
     add("--gpus", type=positive, default=1, help="GPUs, each with its share of the cores (default 1)")
-    add("--end-s", type=positive, help=f"end by itself within these seconds (default {_END_S})")
+    add(
+        "--end-s",
+        type=positive,
+        default=_END_S,
+        help=f"end by itself within these seconds (default {_END_S})",
+    )
     add(
         "--at-once",
         type=positive,
         metavar="N",
         help=f"models that compile side by side on a GPU (default {_AT_ONCE})",
     )
-    add("--quick", action="store_true", help="ten models anew, held against stored results")
-    add("--stored", type=Path, metavar="FILE", help="those results (default: in benchmarks/results)")
     add("--steps", type=positive, default=30, help="timed steps in a process (default 30)")
     add("--warm-up", type=positive, default=80, help="steps before them (default 80)")
     add("--windows", type=positive, default=3, help="windows of back-to-back steps (default 3)")
@@ -73,13 +74,6 @@ def run_suite(options: argparse.Namespace) -> int:
             f"{len(left)} models are not measured in all variants yet: run the same command again",
             file=sys.stderr,
         )
-    if options.quick:
-        stored = options.stored or _STORED / f"suite-{run.plan.out.name.removeprefix('quick-')}"
-        print(
-            summary.against_stored(read_records(run.plan.out), read_records(stored))
-            if stored.exists()
-            else f"there are no stored results in {stored}"
-        )
     return 0
 
 
@@ -92,37 +86,28 @@ def suite_run(options: argparse.Namespace) -> SuiteRun:
 
     mode = Mode.TRAINING if options.training else Mode.INFERENCE
     selection, torchbench = _selection(options, mode)
-    end_s = _end_s(options)
-    piece = Piece(
-        options.suite, mode, end_s, selection.left_out, _libraries(), torchbench, anew=options.quick
-    )
-    at_once = -(-len(selection.workloads) // options.gpus) if options.quick else _AT_ONCE
-    sharing = Sharing(gpu_slots(options.gpus), options.at_once or at_once)
+    piece = Piece(options.suite, mode, options.end_s, selection.left_out, _libraries(), torchbench)
+    sharing = Sharing(gpu_slots(options.gpus), options.at_once or _AT_ONCE)
     return SuiteRun(_plan(options, mode, selection), sharing=sharing, piece=piece)
-
-
-def _end_s(options: argparse.Namespace) -> int:
-    return options.end_s or (_QUICK_END_S if options.quick else _END_S)
 
 
 def _selection(options: argparse.Namespace, mode: Mode) -> tuple[Selection, Path | None]:
     torchbench = options.torchbench and options.torchbench.absolute()
-    if options.quick:
+    if options.subset:
         if options.models:
-            raise BenchmarkError("--quick has models of its own: leave out --models")
-        return catalogue.quick(options.suite, mode, torchbench), torchbench
+            raise BenchmarkError("--subset has models of its own: leave out --models")
+        return catalogue.paper(options.suite, mode, torchbench), torchbench
     return catalogue.select(options.suite, mode, options.models, torchbench), torchbench
 
 
 def _plan(options: argparse.Namespace, mode: Mode, selection: Selection) -> Plan:
-    asked = options.variants or names(_QUICK_VARIANTS if options.quick else VARIANTS)
+    asked = options.variants or names(VARIANTS)
     variants = variants_to_run(asked)
     if mode is Mode.TRAINING:
         variants = tuple(each for each in variants if each.compile is not Compile.CUDA_GRAPH)
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     gpu = "cpu" if options.device == "cpu" else _short(gpu_name())
-    quick = "quick-" if options.quick else ""
     return Plan(
         workloads=selection.workloads,
         variants=variants,
@@ -134,10 +119,10 @@ def _plan(options: argparse.Namespace, mode: Mode, selection: Selection) -> Plan
             window_steps=options.window_steps,
             device=options.device,
             caches=CachePolicy.SHARED,
-            timeout_s=options.timeout_s or _end_s(options),
+            timeout_s=options.timeout_s or options.end_s,
             logs=options.logs and options.logs.absolute(),
         ),
-        out=out / f"{quick}{options.suite}-{mode}-{gpu}.json",
+        out=out / f"{options.suite}-{mode}-{gpu}.json",
     )
 
 

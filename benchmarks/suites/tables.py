@@ -5,6 +5,8 @@ A batch is that of the dashboard's lists after its divisors. Models that the das
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from benchmarks.workloads import Mode
 
 HUGGINGFACE = {
@@ -135,65 +137,56 @@ LARGER_MULTIPLIER = frozenset(
 
 # --- subsets ---------------------------------------------------------------------------------------
 
-PUBLISHED = {
-    ("huggingface", Mode.INFERENCE): {
-        "XLNetLMHeadModel": 1,
-        "MobileBertForQuestionAnswering": 128,
-        "MT5ForConditionalGeneration": 16,
-        "DebertaV2ForQuestionAnswering": 1,
-    },
-    ("huggingface", Mode.TRAINING): {
-        "XLNetLMHeadModel": 8,
-        "MT5ForConditionalGeneration": 16,
-        "BlenderbotSmallForConditionalGeneration": 64,
-        "DistillGPT2": 16,
-        "Speech2Text2ForCausalLM": 256,
-        "DebertaForMaskedLM": 8,
-    },
-    ("timm", Mode.INFERENCE): {"lcnet_050": 256},
-    ("torchbench", Mode.INFERENCE): {
-        "torch_multimodal_clip": 1,
-        "speech_transformer": 1,
-        "DALLE2_pytorch": 1,
-        "pyhpc_equation_of_state": 1048576,
-        "pyhpc_turbulent_kinetic_energy": 1048576,
-        "vision_maskrcnn": 1,
-        "nvidia_deeprecommender": 8192,
-        "dlrm": 2048,
-        "alexnet": 2,
-        "densenet121": 64,
-    },
-    ("torchbench", Mode.TRAINING): {
-        "timm_efficientdet": 1,
-        "dcgan": 32,
-        "BERT_pytorch": 16,
-        "nvidia_deeprecommender": 256,
-    },
-}
-"""The 25 workloads of the published table, with its batches."""
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A workload of a published table."""
+
+    suite: str
+    mode: Mode
+    model: str
+    batch: int
+
+
+PAPER = (
+    Published("huggingface", Mode.INFERENCE, "XLNetLMHeadModel", 1),
+    Published("huggingface", Mode.INFERENCE, "MobileBertForQuestionAnswering", 128),
+    Published("huggingface", Mode.INFERENCE, "MT5ForConditionalGeneration", 16),
+    Published("huggingface", Mode.INFERENCE, "DebertaV2ForQuestionAnswering", 1),
+    Published("huggingface", Mode.TRAINING, "XLNetLMHeadModel", 8),
+    Published("huggingface", Mode.TRAINING, "MT5ForConditionalGeneration", 16),
+    Published("huggingface", Mode.TRAINING, "BlenderbotSmallForConditionalGeneration", 64),
+    Published("huggingface", Mode.TRAINING, "DistillGPT2", 16),
+    Published("huggingface", Mode.TRAINING, "Speech2Text2ForCausalLM", 256),
+    Published("huggingface", Mode.TRAINING, "DebertaForMaskedLM", 8),
+    Published("timm", Mode.INFERENCE, "lcnet_050", 256),
+    Published("torchbench", Mode.INFERENCE, "torch_multimodal_clip", 1),
+    Published("torchbench", Mode.INFERENCE, "speech_transformer", 1),
+    Published("torchbench", Mode.INFERENCE, "DALLE2_pytorch", 1),
+    Published("torchbench", Mode.INFERENCE, "pyhpc_equation_of_state", 1048576),
+    Published("torchbench", Mode.INFERENCE, "pyhpc_turbulent_kinetic_energy", 1048576),
+    Published("torchbench", Mode.INFERENCE, "vision_maskrcnn", 1),
+    Published("torchbench", Mode.INFERENCE, "nvidia_deeprecommender", 8192),
+    Published("torchbench", Mode.INFERENCE, "dlrm", 2048),
+    Published("torchbench", Mode.INFERENCE, "alexnet", 2),
+    Published("torchbench", Mode.INFERENCE, "densenet121", 64),
+    Published("torchbench", Mode.TRAINING, "timm_efficientdet", 1),
+    Published("torchbench", Mode.TRAINING, "dcgan", 32),
+    Published("torchbench", Mode.TRAINING, "BERT_pytorch", 16),
+    Published("torchbench", Mode.TRAINING, "nvidia_deeprecommender", 256),
+)
+"""The 25 workloads of the table in a paper on CUDA graphs in PyTorch, with its batches."""
 STAND_INS = {
-    "XLNetLMHeadModel": ("xlnet-inference, xlnet-training", "relative attention in plain PyTorch, without the library"),
-    "torch_multimodal_clip": ("clip-inference", "ViT-B/32 with a text encoder, batch 8"),
-    "speech_transformer": ("speech-transformer-inference", "6 + 6 layers, batch 8, other lengths in each step"),
+    "XLNetLMHeadModel": ("xlnet-inference, xlnet-training", "12 layers of width 768 rather than 24 of 1,024, in plain PyTorch; training batch 4"),
+    "torch_multimodal_clip": ("clip-inference", "ViT-B/32 and a text encoder in plain PyTorch, batch 8"),
+    "speech_transformer": ("speech-transformer-inference", "6 + 6 layers in plain PyTorch, batch 8, other lengths in each step"),
     "DALLE2_pytorch": ("dalle-inference", "the decoder alone, 12 layers, batch 4"),
-    "vision_maskrcnn": ("detection-inference", "a small Mask R-CNN in float32"),
-    "dlrm": ("dlrm-inference", "26 tables, batch 256"),
+    "vision_maskrcnn": ("detection-inference", "a small Mask R-CNN in plain PyTorch and float32"),
+    "dlrm": ("dlrm-inference", "26 tables, batch 256, interactions picked by indices from the CPU"),
 }  # fmt: skip
-"""Workloads of `run` that stand for a published one where it cannot be built, and what differs."""
-QUICK = {
-    "huggingface": (
-        *("AlbertForMaskedLM", "BartForCausalLM", "BertForMaskedLM", "DistilBertForMaskedLM", "DistillGPT2"),
-        *("ElectraForCausalLM", "GPT2ForSequenceClassification", "LayoutLMForMaskedLM", "PLBartForCausalLM"),
-        "RobertaForCausalLM",
-    ),
-    "timm": (
-        *("beit_base_patch16_224", "convnextv2_nano.fcmae_ft_in22k_in1k", "deit_base_distilled_patch16_224"),
-        *("deit_tiny_patch16_224.fb_in1k", "mobilenetv2_100", "mobilevit_s", "nfnet_l0", "repvgg_a2"),
-        *("visformer_small", "vit_base_patch16_siglip_256"),
-    ),
-    "torchbench": (
-        *("BERT_pytorch", "alexnet", "basic_gnn_gcn", "dcgan", "dlrm", "lennard_jones", "mnasnet1_0"),
-        *("nvidia_deeprecommender", "resnet18", "squeezenet1_1"),
-    ),
-}
-"""Ten models of each suite that compile quickly."""
+"""Workloads of `run` that were written anew for published ones, and what differs."""
+TORCHBENCH_FIRST = (
+    *("BERT_pytorch", "alexnet", "basic_gnn_gcn", "dcgan", "dlrm", "lennard_jones", "mnasnet1_0"),
+    *("nvidia_deeprecommender", "resnet18", "squeezenet1_1"),
+)
+"""Models of TorchBench that compile quickly."""

@@ -16,7 +16,9 @@ from benchmarks.records import Record
 from benchmarks.step import Step, step_of
 from benchmarks.suites import catalogue, huggingface, summary, tables, timm_models, torchbench
 from benchmarks.suites.accuracy import Accuracy
+from benchmarks.suites.results import Results
 from benchmarks.suites.structures import redrawn, scalar_loss, tensors_of, with_tensors
+from benchmarks.suites.targets import lines
 from benchmarks.variants import Compile
 from benchmarks.workloads import Mode
 from tests.support.tiny_suite import build
@@ -171,7 +173,6 @@ def test_torchbench_is_what_a_checkout_has(checkout: Path) -> None:
     training = catalogue.select("torchbench", Mode.TRAINING, ["maml", "simple"], checkout)
     assert [each.name for each in training.workloads] == ["simple-training"]
     assert training.left_out == {"maml": "the dashboard does not train it"}
-    assert [each.model for each in catalogue.quick("torchbench", Mode.INFERENCE, checkout).workloads] == []
 
 
 def test_a_model_of_a_checkout_keeps_random_weights(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,16 +194,15 @@ def test_what_cannot_be_selected_is_said(checkout: Path) -> None:
     with pytest.raises(UnknownNameError, match="typo"):
         catalogue.select("torchbench", Mode.INFERENCE, ["typo"], checkout)
     with pytest.raises(BenchmarkError, match="no training of timm"):
-        catalogue.select("timm", Mode.TRAINING, [catalogue.PUBLISHED], None)
+        catalogue.paper("timm", Mode.TRAINING, None)
 
 
 def test_the_published_table_has_its_own_batches(checkout: Path) -> None:
-    assert sum(map(len, tables.PUBLISHED.values())) == 25
+    assert len(tables.PAPER) == 25
+    assert tables.STAND_INS.keys() <= {each.model for each in tables.PAPER}
 
-    (lcnet,) = catalogue.select("timm", Mode.INFERENCE, [catalogue.PUBLISHED], None).workloads
-    names = [
-        each.name for each in catalogue.select("huggingface", Mode.INFERENCE, ["published"], None).workloads
-    ]
+    (lcnet,) = catalogue.paper("timm", Mode.INFERENCE, None).workloads
+    names = [each.name for each in catalogue.paper("huggingface", Mode.INFERENCE, None).workloads]
 
     assert (lcnet.name, lcnet.batch) == ("lcnet_050-inference-b256", 256)
     assert names[::2] == ["XLNetLMHeadModel-inference-b1", "MT5ForConditionalGeneration-inference"]
@@ -262,23 +262,54 @@ def test_means_are_over_the_models_that_all_pass() -> None:
     assert "3 models run in eager mode, 2 pass in all of" in shown
     assert rows["default"] == ["2/3", "2", "2.000", "2.000"]
     assert rows["pygraph-default"][:3] == ["3/3", "2", f"{math.sqrt(4 * 1.6):.3f}"]
-    assert "default over pygraph-default, waited for: 1.265 over 2 models; worst 0.800 two" in shown
-    assert "beyond noise: two" in shown
-    assert "largest 4.8% two" in shown
+    told = {line.split("  ")[0]: line.split()[-4:] for line in shown.splitlines()}
+    assert told["default over pygraph-default, waited for"] == ["1.265", "2", "NO", "two"]
+    assert "largest 4.8% (two)" in shown
     assert "left out: other: too large" in shown
-    assert "not compared: eager's results depend on chance: bad pygraph-default" in shown
+    assert "not compared: bad pygraph-default: eager's results depend on chance" in shown
     assert "WRONG: bad default: off by 1" in shown
     assert (
         "does not run in eager mode: dlrm-inference: KeyError: 'x' (`run` has dlrm-inference instead" in shown
     )
 
 
-def test_a_quick_run_is_held_against_stored_results() -> None:
-    now = [dataclasses.replace(each, step_ms=Figure(1.0, 0.0, 5)) if each.variant == "pygraph-default" else each
-           for each in RECORDS]  # fmt: skip
+def line_of(records: list[Record], what: str, mode: Mode = Mode.INFERENCE) -> Any:
+    (found,) = [
+        each for each in lines(Results.of(records), mode) if each.what.replace("`", "").startswith(what)
+    ]
+    return found
 
-    shown = summary.against_stored(now, RECORDS).splitlines()
 
-    assert shown[1].split() == ["one", "pygraph-default", "4.000", "2.000", "2.000"]
-    assert shown[-1].endswith(f"{math.sqrt(10):.3f} over 2 models")
-    assert summary.against_stored(now, []) == "no model in common with the stored results"
+def both(model: str, trees: float | None, ours: float, again: float = 4.0, **more: Any) -> list[Record]:
+    return [
+        *(record(model, variant, ms, reserved_mb=100.0) for variant, ms in (("eager", 8.0), ("default", 4.0), ("default-again", again))),
+        record(model, "reduce-overhead", trees, reserved_mb=100.0),
+        record(model, "pygraph-default", ours, **more),
+    ]  # fmt: skip
+
+
+def test_no_model_may_be_slower_than_the_better_of_two_by_more_than_its_noise() -> None:
+    records = [*both("noisy", 2.0, 2.2, again=4.8), *both("slow", 2.0, 2.2), *both("alone", None, 3.0)]
+
+    line = line_of(records, "better of default and reduce-overhead over pygraph-default, waited for")
+
+    assert (line.is_met, line.missing, line.models) == (False, ("slow",), 3)
+    assert line_of(records, "reduce-overhead over pygraph-default, waited for").models == 2
+
+
+def test_lines_on_what_pygraph_costs_are_over_plain_variants() -> None:
+    records = both("one", 2.0, 2.0, reserved_mb=120.0, measuring_s=0.5, lookup_s=0.1)
+    records[1] = dataclasses.replace(records[1], compile_s=20.0)
+
+    assert line_of(records, "peak reserved memory").figure == "1.200"
+    deciding = line_of(records, "time to decide")
+    assert (deciding.figure, deciding.is_met, deciding.missing) == ("3.00%", False, ("one",))
+    wrong = dataclasses.replace(records[-1], correct=False)
+    assert line_of([*records[:-1], wrong], "models that pygraph-default and default pass").missing == ("one",)
+
+
+def test_what_is_asked_of_training_is_less() -> None:
+    records = both("one", 2.0, 4.0 / 1.5)
+
+    assert [line_of(records, "default over pygraph-default", mode).is_met for mode in Mode] == [False, True]
+    assert not [each for each in lines(Results.of(records), Mode.TRAINING) if "by hand" in each.what]

@@ -101,7 +101,7 @@ def test_a_file_of_other_settings_is_refused(tmp_path: Path) -> None:
     [
         ("timm", "timm-inference-cpu.json", command.VARIANTS.split(",")),
         ("huggingface --training", "huggingface-training-cpu.json", command.VARIANTS.split(",")[:-1]),
-        ("timm --quick", "quick-timm-inference-cpu.json", ["default", "reduce-overhead", "pygraph-default"]),
+        ("timm --subset paper --variants eager", "timm-inference-cpu.json", ["eager"]),
     ],
 )
 def test_a_suite_has_a_file_for_each_mode_and_gpu(

@@ -5,23 +5,24 @@ A file is found by its name: `KIND-GPU.json`. One with a key `old` is shown afte
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import region_table
 from benchmarks.compare import BASELINES, Comparison, Kind, Times, Verdict, compare, variants_to_compare
 from benchmarks.errors import BenchmarkError
 from benchmarks.processes import ROOT
-from benchmarks.records import Record, read_result, records_of
 from benchmarks.variants import VARIANTS
-from benchmarks.workloads import WORKLOADS
+from tools.lab.client_report import client_sections, readme_clients
 from tools.lab.overhead import PARTS, overheads
+from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, process_counts, read_results
+from tools.lab.suite_report import readme_suites, suite_sections
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from benchmarks.records import Record
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _IN_README = (
@@ -34,50 +35,6 @@ _README_VARIANTS = {
 }
 _NONE = ""
 _MODES = {"inference": ("inference",), "training": ("training",), "both": ("inference", "training")}
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A stored file."""
-
-    name: str
-    content: Mapping[str, Any]
-
-    @property
-    def old(self) -> str | None:
-        """Why its figures are not of the newest version; None: they are."""
-        return self.content.get("old")
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of a result of `run`, in the order in which workloads are listed."""
-        order = list(WORKLOADS)
-        return sorted(records_of(self.content), key=lambda each: order.index(each.workload))
-
-    def where(self, processes: Sequence[int]) -> str:
-        """Return a paragraph with the machine, the number of processes for each figure, and the reason if the result is old."""
-        known = self.content["environment"]
-        versions = [
-            f"{name} {known[name.lower()]}" for name in ("torch", "CUDA", "driver") if known.get(name.lower())
-        ]
-        machine = [known[name] for name in ("gpu", "cpu") if known.get(name)]
-        told = f"{', '.join([*machine, *versions])}. {_processes(processes)}".strip()
-        return f"{told}\n\n**Old:** {self.old}." if self.old else told
-
-
-def _processes(counts: Sequence[int]) -> str:
-    if not counts:
-        return ""
-    least, most = min(counts), max(counts)
-    each = f"{least}" if least == most else f"{least} to {most}"
-    return f"Processes for each figure: {each}."
-
-
-def read_results(folder: Path, kind: str) -> list[Result]:
-    """Return the files of a kind, one for each GPU; old ones last."""
-    names = re.compile(rf"{kind}(-[a-z0-9]+)?")
-    files = [file for file in sorted(folder.glob("*.json")) if names.fullmatch(file.stem)]
-    return sorted((Result(file.stem, read_result(file)) for file in files), key=lambda each: bool(each.old))
 
 
 def write_report(root: Path = ROOT) -> list[str]:
@@ -95,7 +52,7 @@ def pages(root: Path) -> dict[str, str]:
     results = root / "benchmarks/results"
     return {
         "docs/performance.md": performance(results),
-        "README.md": _filled(root, "README.md", readme_table(read_results(results, "steps"))),
+        "README.md": _filled(root, "README.md", readme_figures(results)),
         "docs/team.md": _filled(root, "docs/team.md", team_figures(read_results(results, "team"))),
     }
 
@@ -133,6 +90,8 @@ def performance(folder: Path) -> str:
     sections = [
         _INTRODUCTION.format(variants=variants),
         *(_steps(each) for each in read_results(folder, "steps")),
+        *suite_sections(folder),
+        *client_sections(folder),
         *(_regions(each) for each in read_results(folder, "regions")),
         *(_overhead(each) for each in read_results(folder, "overhead")),
         *(_other_programs(each) for each in read_results(folder, "other-programs")),
@@ -145,10 +104,10 @@ def performance(folder: Path) -> str:
 def _steps(result: Result) -> str:
     records = result.records
     comparisons = {name: compare(records, name) for name in variants_to_compare(records)}
-    counts = _counts(records)
+    counts = process_counts(records)
     return "\n\n".join(
         [
-            f"## Steps on {_gpu(result)}",
+            f"## Steps on {gpu_of(result)}",
             result.where(counts),
             "Geometric means of PyGraph's time over the other's, over the workloads that both baselines and the variant run:",
             _means(comparisons),
@@ -159,28 +118,15 @@ def _steps(result: Result) -> str:
     )
 
 
-def _counts(records: Sequence[Record]) -> list[int]:
-    """Return for each workload and variant that ran how many processes there were."""
-    counts: dict[tuple[str, str], int] = {}
-    for each in records:
-        key = each.workload, each.variant
-        counts[key] = counts.get(key, 0) + len(each.repetition_medians_ms)
-    return [count for count in counts.values() if count]
-
-
-def _gpu(result: Result) -> str:
-    return str(result.content["environment"]["gpu"]).removeprefix("NVIDIA ")
-
-
 def _means(comparisons: Mapping[str, Sequence[Comparison]]) -> str:
-    columns = [f"{kind}: over {name}" for kind in Kind for name in (*map(_code, BASELINES), "the better")]
+    columns = [f"{kind}: over {name}" for kind in Kind for name in (*map(code, BASELINES), "the better")]
     rows = [
-        [_code(variant), mode, str(len(common)), *_row_of_means(variant, common)]
+        [code(variant), mode, str(len(common)), *_row_of_means(variant, common)]
         for variant, found in comparisons.items()
         for mode, modes in _MODES.items()
         if (common := [each for each in found if each.mode in modes and _is_complete(each)])
     ]
-    return _table(["variant", "mode", "workloads", *columns], rows)
+    return markdown_table(["variant", "mode", "workloads", *columns], rows)
 
 
 def _is_complete(each: Comparison) -> bool:
@@ -213,11 +159,11 @@ def _times(records: Sequence[Record], comparisons: Mapping[str, Sequence[Compari
         plain = [_ms(of_any, name) for name in BASELINES]
         ours = [_ours(found.get((name, workload)), name) for name in comparisons]
         rows.append([workload, *plain, *ours])
-    return _table(["workload", *map(_code, (*BASELINES, *comparisons))], rows)
+    return markdown_table(["workload", *map(code, (*BASELINES, *comparisons))], rows)
 
 
 def _ms(times: Times, name: str) -> str:
-    return _number(times.ms[name]) if name in times.ms else "fails"
+    return milliseconds(times.ms[name]) if name in times.ms else "fails"
 
 
 def _ours(times: Times | None, name: str) -> str:
@@ -226,15 +172,10 @@ def _ours(times: Times | None, name: str) -> str:
     if times.verdict is Verdict.FAILED or name not in times.ms:
         return "**fails**"
     if times.ratio is None:
-        return _number(times.ms[name])
+        return milliseconds(times.ms[name])
     noise = "?" if times.noise is None else f"{times.noise:.0%}"
     text = f"{times.ratio:.2f} ±{noise}"
-    return f"{_number(times.ms[name])} ({f'**{text}**' if times.verdict is Verdict.SLOWER else text})"
-
-
-def _number(ms: float) -> str:
-    """Return a time with three digits that say something."""
-    return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
+    return f"{milliseconds(times.ms[name])} ({f'**{text}**' if times.verdict is Verdict.SLOWER else text})"
 
 
 def _memory(records: Sequence[Record]) -> str:
@@ -247,7 +188,7 @@ def _memory(records: Sequence[Record]) -> str:
         [workload, *(f"{mb:.0f}" if (mb := most.get((workload, name))) else _NONE for name in names)]
         for workload in dict.fromkeys(each.workload for each in records)
     ]
-    return _table(["workload", *map(_code, names)], rows)
+    return markdown_table(["workload", *map(code, names)], rows)
 
 
 def _regions(result: Result) -> str:
@@ -257,7 +198,7 @@ def _regions(result: Result) -> str:
     rows = [
         [
             each.workload,
-            _code(each.way),
+            code(each.way),
             " + ".join(f"{us:.0f}" for us in each.host_us),
             _NONE if each.gpu_us is None else f"{each.gpu_us:.0f}",
             f"{each.reserved_mb:.0f}",
@@ -271,7 +212,7 @@ def _regions(result: Result) -> str:
     )
     head = ["workload", "run as", "host, us", "GPU, us", "reserved, MB"]
     return "\n\n".join(
-        [f"## Compiled graphs on {_gpu(result)}", result.where(counts), text, _table(head, rows)]
+        [f"## Compiled graphs on {gpu_of(result)}", result.where(counts), text, markdown_table(head, rows)]
     )
 
 
@@ -294,8 +235,10 @@ def _overhead(result: Result) -> str:
         for of_part in found.values()
     ]
     text = "Time that PyGraph spends in a process, as a share of the time to compile with empty caches."
-    table = _table(["workload", *found], [*rows, ["median", *medians]])
-    return "\n\n".join([f"## Time to decide on {_gpu(result)}", result.where(_counts(records)), text, table])
+    table = markdown_table(["workload", *found], [*rows, ["median", *medians]])
+    return "\n\n".join(
+        [f"## Time to decide on {gpu_of(result)}", result.where(process_counts(records)), text, table]
+    )
 
 
 def _other_programs(result: Result) -> str:
@@ -305,8 +248,8 @@ def _other_programs(result: Result) -> str:
     rows = [
         [each["what"], *(str(each.get(name, _NONE)) for name in shown), each["setting"]] for each in records
     ]
-    table = _table(["program", *map(_code, shown), "how"], rows)
-    return "\n\n".join([f"## Other programs on {_gpu(result)}", result.where([1]), table])
+    table = markdown_table(["program", *map(code, shown), "how"], rows)
+    return "\n\n".join([f"## Other programs on {gpu_of(result)}", result.where([1]), table])
 
 
 def _daemon(result: Result) -> str:
@@ -335,7 +278,7 @@ def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
         "cpu_us": "processor time each, us",
     }
     rows = [[_plain(record.get(name)) for name in names] for record in records]
-    return "\n\n".join(["### Lookups", _table(list(names.values()), rows)])
+    return "\n\n".join(["### Lookups", markdown_table(list(names.values()), rows)])
 
 
 def _redis(records: Sequence[Mapping[str, Any]], version: str) -> str:
@@ -343,13 +286,13 @@ def _redis(records: Sequence[Mapping[str, Any]], version: str) -> str:
     head = ["request", "server", "a second", "median, us", "99th percentile, us", "server's processor time each, us"]  # fmt: skip
     rows = [[each["request"], each["server"], *(f"{each[name]:,.0f}" for name in names)] for each in records]
     where = f"{version}, {records[0]['clients']} clients."
-    return "\n\n".join(["### Beside Redis", where, _table(head, rows)])
+    return "\n\n".join(["### Beside Redis", where, markdown_table(head, rows)])
 
 
 def _soak(record: Mapping[str, Any]) -> str:
     order = ("first", "median", "last", "max")
     figures = [
-        [_code(name), *(f"{values[each]:,.0f}" for each in order)]
+        [code(name), *(f"{values[each]:,.0f}" for each in order)]
         for name, values in record["figures"].items()
     ]
     bounds = [
@@ -366,8 +309,8 @@ def _soak(record: Mapping[str, Any]) -> str:
         [
             "### Under a long load",
             load,
-            _table(["each 10 seconds", *order], figures),
-            _table(["bound", "seen", "at most", "kept"], bounds),
+            markdown_table(["each 10 seconds", *order], figures),
+            markdown_table(["bound", "seen", "at most", "kept"], bounds),
         ]
     )
 
@@ -405,7 +348,7 @@ def _team_measured(result: Result) -> str:
         "processor time of the server for one, us",
         "connections at most",
     ]
-    return f"{told}\n\n{_table(header, rows)}"
+    return f"{told}\n\n{markdown_table(header, rows)}"
 
 
 def _team_expected(result: Result) -> str:
@@ -424,7 +367,7 @@ def _team_expected(result: Result) -> str:
         row("all hosts start it at once, and know nothing", total, "ask"),
         row("all hosts have measured it, each by itself", total, "publish"),
     ]
-    table = _table(
+    table = markdown_table(
         ["what happens", "records or graphs", "processor time of the server", "added to the disk"], rows
     )
     return (
@@ -440,7 +383,7 @@ def _plain(value: float | None) -> str:
 def _pictures(folder: Path) -> list[str]:
     """Return a section for each picture of first steps; its result file has the settings."""
     return [
-        f"## First steps on {_gpu(each)}\n\n{each.where(_counts(each.records))}\n\n"
+        f"## First steps on {gpu_of(each)}\n\n{each.where(process_counts(each.records))}\n\n"
         f"![Time of each of the first steps](../benchmarks/results/{each.name}.png)"
         for each in read_results(folder, "first-steps")
         if (folder / f"{each.name}.png").exists()
@@ -448,6 +391,12 @@ def _pictures(folder: Path) -> list[str]:
 
 
 # --- README.md -------------------------------------------------------------------------------------
+
+
+def readme_figures(folder: Path) -> str:
+    """Return the figures of README.md: own workloads, the public suites, and programs on popular libraries."""
+    parts = [readme_table(read_results(folder, "steps")), readme_suites(folder), readme_clients(folder)]
+    return "\n\n".join(filter(None, parts))
 
 
 def readme_table(results: Sequence[Result]) -> str:
@@ -464,23 +413,14 @@ def readme_table(results: Sequence[Result]) -> str:
         times = {name: comparisons[name][workload].waited_for for name in ours}
         plain = [_ms(times[ours[0]], name) for name in BASELINES]
         rows.append([workload, *plain, *(_ms(times[name], name) for name in ours)])
-    head = ["ms a step", *map(_code, BASELINES), *(_README_VARIANTS[name] for name in ours)]
+    head = ["ms a step", *map(code, BASELINES), *(_README_VARIANTS[name] for name in ours)]
     means = [
         f"{_README_VARIANTS[name]}: {_mean(ratios):.2f} over {len(ratios)} workloads"
         for name in ours
         if (ratios := [r for each in comparisons[name].values() if (r := each.waited_for.ratio) is not None])
     ]
     told = (
-        f"{result.where(_counts(records))}\n\nFirst runs with an empty cache; each step is waited for. Time over the better of "
+        f"{result.where(process_counts(records))}\n\nFirst runs with an empty cache; each step is waited for. Time over the better of "
         f"`{BASELINES[0]}` and `{BASELINES[1]}`, geometric mean: {'; '.join(means)}. All figures: `docs/performance.md`."
     )
-    return f"{_table(head, rows)}\n\n{told}"
-
-
-def _code(name: str) -> str:
-    return f"`{name}`"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"{markdown_table(head, rows)}\n\n{told}"

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, read_result, records_of
-from benchmarks.suites import summary
 from benchmarks.suites.catalogue import FOLDER_VARIABLE, OFFLINE
+from benchmarks.suites.results import AGAIN
 from benchmarks.trial import Trial, TrialResult
 from benchmarks.variants import VARIANTS, Cache, Compile, Variant
 from benchmarks.workloads import Mode, Workload
@@ -63,8 +63,6 @@ class Piece:
     left_out: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[str, str] = field(default_factory=dict)
     torchbench: Path | None = None
-    anew: bool = False
-    """Whether records that the file has are measured again."""
 
 
 class SuiteRunner(SharedRunner):
@@ -78,7 +76,7 @@ class SuiteRunner(SharedRunner):
         graphs = variant.is_ours or variant.compile in (Compile.REDUCE_OVERHEAD, Compile.CUDA_GRAPH)
         task = super()._task(trial)
         return dataclasses.replace(
-            task, profile=task.profile and graphs, check=task.check and variant.name != summary.AGAIN
+            task, profile=task.profile and graphs, check=task.check and variant.name != AGAIN
         )
 
     def compiles_with(self, trial: Trial) -> Hashable:
@@ -127,7 +125,7 @@ class SuiteRun(SharedRun):
 
     def execute(self) -> list[Record]:
         """Measure what the file lacks, as far as the time suffices; return all records."""
-        if self.plan.out.exists() and not self.piece.anew:
+        if self.plan.out.exists():
             self._read()
         return super().execute()
 

@@ -1,0 +1,148 @@
+"""What PyGraph is to show over a suite: each line with its bound, whether it is met, and the models that miss it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.suites.results import (
+    BY_HAND,
+    DEFAULT,
+    KINDS,
+    TREES,
+    Results,
+    deciding_s,
+    geometric_mean,
+    noises,
+)
+from benchmarks.workloads import Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+OVER_DEFAULT = {Mode.INFERENCE: 1.75, Mode.TRAINING: 1.30}
+OVER_TREES = {"waited for": 1.08, "back to back": 1.04}
+NO_SLOWER = 0.98
+"""The better of the two plain variants over ours must not be below this by more than the noise."""
+OF_BY_HAND = 0.95
+MEMORY = 1.10
+DECIDING = 0.02
+"""Of the time to compile with empty caches."""
+_PLAIN_OF = {"pygraph-default": DEFAULT, "pygraph-cold": TREES}
+"""Of PyGraph's variants with an empty cache the one that compiles the same without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line; `figure` None: nothing of it has been measured. `missing` are the models by which it is missed, the worst first."""
+
+    what: str
+    bound: str
+    figure: str | None
+    models: int
+    is_met: bool
+    missing: tuple[str, ...]
+
+
+def lines(results: Results, mode: Mode) -> Iterator[Line]:
+    """Yield the lines of each variant of PyGraph with an empty cache that has results."""
+    for ours in (each for each in _PLAIN_OF if each in results.variants):
+        if ours == "pygraph-default":
+            yield _mean(results, DEFAULT, ours, "waited for", OVER_DEFAULT[mode])
+        yield from (_mean(results, TREES, ours, kind, least) for kind, least in OVER_TREES.items())
+        yield from (_no_slower(results, ours, kind) for kind in KINDS)
+        if mode is Mode.INFERENCE:
+            yield _by_hand(results, ours)
+        yield _passing(results, ours)
+        yield _memory(results, ours)
+        yield _deciding(results, ours)
+
+
+def _mean(results: Results, other: str, ours: str, kind: str, least: float) -> Line:
+    ratios = results.ratios(kind, [other], ours, results.passing(other, ours))
+    mean = geometric_mean(ratios.values())
+    return _line(
+        f"`{other}` over `{ours}`, {kind}", f"at least {least:g}", mean, ratios, lambda each: each < least
+    )
+
+
+def _no_slower(results: Results, ours: str, kind: str) -> Line:
+    both = results.ratios(kind, [DEFAULT, TREES], ours, results.passing(DEFAULT, TREES, ours))
+    ratios = {**results.ratios(kind, [DEFAULT], ours, results.passing(DEFAULT, ours)), **both}
+    noise = noises(results, kind)
+    most = max(noise.values(), default=0.0)
+    above = {name: ratio + noise.get(name, most) for name, ratio in ratios.items()}
+    missing = sorted((name for name in above if above[name] < NO_SLOWER), key=ratios.__getitem__)
+    worst = min(ratios.values(), default=None)
+    return Line(
+        f"better of `{DEFAULT}` and `{TREES}` over `{ours}`, {kind}, each model",
+        f"at least {NO_SLOWER:g}, less its noise",
+        None if worst is None else f"worst {worst:.3f}",
+        len(ratios),
+        not missing,
+        tuple(missing),
+    )
+
+
+def _by_hand(results: Results, ours: str) -> Line:
+    ratios = results.ratios("waited for", [BY_HAND], ours, results.passing(BY_HAND, ours))
+    mean = geometric_mean(ratios.values())
+    what = f"CUDA graph by hand over `{ours}`, waited for"
+    return _line(what, f"at least {OF_BY_HAND:g}", mean, ratios, lambda each: each < OF_BY_HAND)
+
+
+def _passing(results: Results, ours: str) -> Line:
+    plain, own = results.passing(DEFAULT), results.passing(ours)
+    missing = tuple(name for name in plain if ours in results.models[name] and name not in own)
+    measured = [name for name in results.runnable() if ours in results.models[name]]
+    figure = f"{len(own)} and {len([name for name in plain if name in measured])}" if measured else None
+    return Line(
+        f"models that `{ours}` and `{DEFAULT}` pass", "as many", figure, len(measured), not missing, missing
+    )
+
+
+def _memory(results: Results, ours: str) -> Line:
+    found = {}
+    for name in results.passing(TREES, ours):
+        own, other = (results.models[name][each].reserved_mb for each in (ours, TREES))
+        if own and other:
+            found[name] = own / other
+    mean = geometric_mean(found.values())
+    what = f"peak reserved memory of `{ours}` over `{TREES}`'s"
+    return _line(what, f"at most {MEMORY:g}", mean, found, lambda each: each > MEMORY, most=True)
+
+
+def _deciding(results: Results, ours: str) -> Line:
+    spent, compiling = {}, {}
+    for name in results.passing(ours):
+        records = results.models[name]
+        plain = records.get(_PLAIN_OF[ours])
+        seconds = records[ours].compile_s or (plain.compile_s if plain else None)
+        if seconds and (own := deciding_s(records[ours])) is not None:
+            spent[name], compiling[name] = own, seconds
+    shares = {name: spent[name] / compiling[name] for name in spent}
+    share = sum(spent.values()) / sum(compiling.values()) if spent else None
+    what = f"time to decide of `{ours}` over the time to compile"
+    return _line(
+        what, f"at most {DECIDING:.0%}", share, shares, lambda each: each > DECIDING, most=True, form=".2%"
+    )
+
+
+def _line(
+    what: str,
+    bound: str,
+    figure: float | None,
+    of_models: Mapping[str, float],
+    misses: Callable[[float], bool],
+    *,
+    most: bool = False,
+    form: str = ".3f",
+) -> Line:
+    """Return a line on one figure, whose bound each model by itself may meet or not; `most`: the largest are the worst."""
+    missing = sorted(
+        (name for name in of_models if misses(of_models[name])), key=of_models.__getitem__, reverse=most
+    )
+    is_met = figure is not None and not misses(figure)
+    return Line(
+        what, bound, None if figure is None else f"{figure:{form}}", len(of_models), is_met, tuple(missing)
+    )

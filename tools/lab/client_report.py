@@ -1,0 +1,156 @@
+"""The parts of docs/performance.md and README.md on programs of popular libraries, from `clients-GPU.json`."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, read_results
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_SHOWN = ("eager", "default", "reduce-overhead", "pygraph-default", "pygraph-cold")
+_NAMES = {
+    "reduce-overhead": 'plain `mode="reduce-overhead"`',
+    "pygraph-default": "PyGraph in default mode",
+    "pygraph-cold": 'PyGraph with `mode="reduce-overhead"`',
+}
+_MOST = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The processes of each program, by program and variant."""
+
+    processes: Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+
+    @classmethod
+    def of(cls, records: Sequence[Mapping[str, Any]]) -> Programs:
+        """Return the processes that were run; one that was skipped was not."""
+        found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+        for each in records:
+            if not each.get("skipped"):
+                found.setdefault((each["client"], each["variant"]), []).append(each)
+        return cls(found)
+
+    @property
+    def names(self) -> list[str]:
+        """The programs that run with plain `torch.compile`, as all others are held against that."""
+        names = dict.fromkeys(name for name, _ in self.processes)
+        return [
+            name for name in names if (name, "default") in self.processes and not self.raised(name, "default")
+        ]
+
+    def raised(self, name: str, variant: str) -> str:
+        """Return the line by which a process failed; empty if none did."""
+        return next(
+            (str(each["raised"]) for each in self.processes.get((name, variant), ()) if each["raised"]), ""
+        )
+
+    def differs(self, name: str, variant: str) -> bool:
+        """Whether a process had other results than it may have."""
+        return any(each.get("agrees") is False for each in self.processes.get((name, variant), ()))
+
+    def step_ms(self, name: str, variant: str) -> float | None:
+        """Return the median over processes of the time of a step."""
+        times = [each["step_ms"] for each in self.processes.get((name, variant), ()) if each.get("step_ms")]
+        return statistics.median(times) if times else None
+
+
+def client_sections(folder: Path) -> Iterator[str]:
+    """Yield a section for each stored result."""
+    for each in read_results(folder, "clients"):
+        programs = Programs.of(each.content["records"])
+        told = "Time of a step in ms. Behind it, that of `default` over it: above 1, it is faster."
+        yield "\n\n".join(
+            [
+                f"## Programs on popular libraries, on {gpu_of(each)}",
+                each.where([]),
+                case(each),
+                told,
+                _table(programs),
+                *_raised(programs),
+            ]
+        )
+
+
+def readme_clients(folder: Path) -> str:
+    """Return the sentences of README.md on these programs, empty without a stored result."""
+    return "\n\n".join(case(each) for each in read_results(folder, "clients")[:1])
+
+
+def case(result: Result) -> str:
+    """Return in how many programs each variant raised or had other results, and the gain where it ran."""
+    programs = Programs.of(result.content["records"])
+    sentences = [
+        f"Of {len(programs.names)} programs on popular libraries, {_NAMES['reduce-overhead']} raised in"
+        f" {_count(programs, 'reduce-overhead')}; PyGraph raised in {_count(programs, 'pygraph-default')} in default mode."
+    ]
+    if any(variant == "pygraph-cold" for _, variant in programs.processes):
+        sentences.append(
+            f'With `mode="reduce-overhead"`, PyGraph raised in {_count(programs, "pygraph-cold")}.'
+        )
+    for variant in _NAMES:
+        wrong = [name for name in programs.names if programs.differs(name, variant)]
+        if wrong:
+            sentences.append(
+                f"The results with {_NAMES[variant]} differ in {len(wrong)}: {', '.join(wrong)}."
+            )
+    if gains := [gain for name in programs.names if (gain := _gain(programs, name, "pygraph-default"))]:
+        mean = statistics.geometric_mean(gains)
+        sentences.append(
+            f"Where both ran, a step of {code('default')} took {mean:.2f} times as long as with PyGraph in default mode"
+            f" (geometric mean of {len(gains)}, {gpu_of(result)})."
+        )
+    return " ".join(sentences)
+
+
+def _count(programs: Programs, variant: str) -> str:
+    raised = [name for name in programs.names if programs.raised(name, variant)]
+    return str(len(raised)) if raised else "none"
+
+
+def _gain(programs: Programs, name: str, variant: str) -> float | None:
+    plain, own = (programs.step_ms(name, each) for each in ("default", variant))
+    if plain is None or own is None or programs.raised(name, variant):
+        return None
+    return plain / own
+
+
+def _table(programs: Programs) -> str:
+    shown = [each for each in _SHOWN if any(variant == each for _, variant in programs.processes)]
+    lines = [[name, *(_cell(programs, name, variant) for variant in shown)] for name in programs.names]
+    return markdown_table(["program", *map(code, shown)], lines)
+
+
+def _cell(programs: Programs, name: str, variant: str) -> str:
+    if programs.raised(name, variant):
+        return "**raises**"
+    step_ms = programs.step_ms(name, variant)
+    if step_ms is None:
+        return ""
+    gain = _gain(programs, name, variant)
+    ratio = f" ({gain:.2f})" if gain and variant != "default" else ""
+    return f"{milliseconds(step_ms)}{ratio}{', **other results**' if programs.differs(name, variant) else ''}"
+
+
+def _raised(programs: Programs) -> Iterator[str]:
+    """Yield the table of what was raised, and of programs that do not run with plain `torch.compile`."""
+    names = dict.fromkeys(name for name, _ in programs.processes)
+    lines = [
+        [name, code(variant), _line(programs.raised(name, variant))]
+        for name in names
+        for variant in _SHOWN
+        if programs.raised(name, variant)
+    ]
+    if lines:
+        yield markdown_table(["program", "variant", "raised"], lines)
+
+
+def _line(text: str) -> str:
+    line = " ".join(text.replace("|", "/").replace("`", "'").split())
+    return code(line if len(line) <= _MOST else f"{line[:_MOST]} ...")

@@ -1,0 +1,246 @@
+"""The parts of docs/performance.md and README.md on the public suites, from `suite-NAME-GPU.json`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.records import records_of
+from benchmarks.suites.catalogue import SUITES
+from benchmarks.suites.results import (
+    AGAIN,
+    BY_HAND,
+    DEFAULT,
+    HEAD,
+    KINDS,
+    TREES,
+    Results,
+    geometric_mean,
+    noise_text,
+    noises,
+    passed,
+    remarks,
+    rows,
+)
+from benchmarks.suites.summary import LINES_HEAD, line_rows
+from benchmarks.suites.tables import PAPER, STAND_INS
+from benchmarks.workloads import Mode
+from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, process_counts, read_results
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from benchmarks.records import Record
+
+_OURS = "pygraph-default"
+_TITLES = {"huggingface": "HuggingFace", "timm": "TIMM", "torchbench": "TorchBench"}
+_MOST = 160
+"""Characters of a reason that a page shows."""
+
+
+def stored_suites(folder: Path) -> list[Result]:
+    """Return the stored results of all suites, those of the newest version first."""
+    found = [each for suite in SUITES for each in read_results(folder, f"suite-{suite}")]
+    return sorted(found, key=lambda each: bool(each.old))
+
+
+def suite_sections(folder: Path) -> Iterator[str]:
+    """Yield a section for each stored result, and one for the workloads of a published table."""
+    stored = stored_suites(folder)
+    yield from map(_section, stored)
+    yield _paper(stored)
+
+
+def readme_suites(folder: Path) -> str:
+    """Return a table with a line for each suite and mode, empty without any."""
+    lines = [
+        [
+            f"{_name(each)}, {mode}, {gpu_of(each)}",
+            *(_mean(results, other, kind) for other in (DEFAULT, TREES) for kind in KINDS),
+        ]
+        for each in stored_suites(folder)
+        for mode in Mode
+        if (results := _results(each, mode)).passing(_OURS)
+    ]
+    if not lines:
+        return ""
+    head = ["suite", *(f"{code(other)}, {kind}" for other in (DEFAULT, TREES) for kind in KINDS)]
+    told = (
+        "Public suites as in PyTorch's dashboard: time of plain `torch.compile` over PyGraph's in default mode with an empty cache. "
+        "Geometric mean over the models that both run, whose number is in brackets; above 1, PyGraph is faster."
+    )
+    return f"{told}\n\n{markdown_table(head, lines)}"
+
+
+def _mean(results: Results, other: str, kind: str) -> str:
+    ratios = results.ratios(kind, [other], _OURS, results.passing(other, _OURS))
+    mean = geometric_mean(ratios.values())
+    return "" if mean is None else f"{mean:.2f} ({len(ratios)})"
+
+
+# --- one result ------------------------------------------------------------------------------------
+
+
+def _section(result: Result) -> str:
+    told = (
+        "A model passes if it ran and its results were not wrong. The first table's means are over the models that all of its variants pass, "
+        f"but {code(BY_HAND)}; `docs/benchmarks.md` defines each column. Ratios above 1: PyGraph is faster. Compile time is of processes that "
+        "began with empty caches, beside others that compiled."
+    )
+    parts = [
+        f"## {_name(result)} on {gpu_of(result)}",
+        result.where(process_counts(records_of(result.content))),
+        told,
+        *(part for mode in Mode for part in _mode(result, mode)),
+        *_left_out(result),
+    ]
+    return "\n\n".join(parts)
+
+
+def _mode(result: Result, mode: Mode) -> Iterator[str]:
+    results = _results(result, mode)
+    if not results.models:
+        return
+    yield f"### {_name(result)}, {mode}"
+    noise = noise_text(results)
+    yield (
+        f"{len(results.runnable())} models run in eager mode, {len(results.common)} count in the means."
+        + (f" {noise[0].upper()}{noise[1:]}." if noise else "")
+    )
+    yield markdown_table(HEAD, [(code(cells[0]), *cells[1:]) for cells in rows(results)])
+    yield markdown_table(LINES_HEAD, [_bold(cells) for cells in line_rows(results, mode)])
+    yield "Time of a step that is waited for, in ms; behind PyGraph's, the better of the plain variants over it:"
+    yield _models(results)
+
+
+def _bold(cells: Sequence[str]) -> list[str]:
+    return [f"**{cell.lower()}**" if cell == "NO" else cell for cell in cells]
+
+
+def _models(results: Results) -> str:
+    shown = [each for each in results.variants if each != AGAIN]
+    noise, common = noises(results), set(results.common)
+    lines = [
+        [
+            short(name),
+            *(_cell(results, name, variant) for variant in shown),
+            f"{noise[name]:.0%}" if name in noise else "?",
+            "yes" if name in common else "no",
+        ]
+        for name in results.models
+    ]
+    return markdown_table(["model", *map(code, shown), "noise", "in the means"], lines)
+
+
+def _cell(results: Results, model: str, variant: str) -> str:
+    records = results.models[model]
+    record = records.get(variant)
+    if record is None:
+        return ""
+    if record.step_ms is None:
+        return "fails"
+    text = milliseconds(record.step_ms.median) + ("" if passed(record) else ", **wrong**")
+    plain = [ms for each in (DEFAULT, TREES) if (ms := _step_ms(records.get(each)))]
+    if not variant.startswith("pygraph") or not plain:
+        return text
+    return f"{text} ({min(plain) / record.step_ms.median:.2f})"
+
+
+def _step_ms(record: Record | None) -> float | None:
+    return record.step_ms.median if record and record.step_ms and passed(record) else None
+
+
+def _left_out(result: Result) -> Iterator[str]:
+    """Yield the table of what cannot be run, fails, is wrong or was not compared."""
+    found = [
+        [
+            each.kind,
+            short(each.model),
+            str(mode),
+            code(each.variant) if each.variant else "",
+            _cut(each.reason),
+        ]
+        for mode in Mode
+        for each in remarks(_results(result, mode), {})
+    ]
+    found += [
+        ["left out", name, "", "", reason] for name, reason in _reasons(result.content["settings"]).items()
+    ]
+    if found:
+        yield f"### {_name(result)}: models that fail or are left out"
+        yield markdown_table(["", "model", "mode", "variant", "reason"], found)
+
+
+def _reasons(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return why models are left out; a file made of several has a list of such mappings."""
+    told = settings.get("left_out") or {}
+    return {
+        name: reason for each in (told if isinstance(told, list) else [told]) for name, reason in each.items()
+    }
+
+
+def _cut(reason: str) -> str:
+    """Return a reason as a cell: one line, not too long, and without what Markdown takes for something else."""
+    line = " ".join(reason.replace("|", "/").split())
+    return code(line.replace("`", "'") if len(line) <= _MOST else f"{line[:_MOST].replace('`', chr(39))} ...")
+
+
+def _results(result: Result, mode: Mode) -> Results:
+    return Results.of(each for each in records_of(result.content) if each.mode == mode)
+
+
+def _name(result: Result) -> str:
+    return _TITLES[str(result.name).split("-")[1]]
+
+
+def short(workload: str) -> str:
+    """Return a workload's name without its mode."""
+    return workload.replace("-inference", "").replace("-training", "")
+
+
+# --- the published table ---------------------------------------------------------------------------
+
+
+def _paper(stored: Sequence[Result]) -> str:
+    """Return the section of the 25 workloads: which were measured, and what stands for those that cannot be built."""
+    lines = []
+    for each in PAPER:
+        stand_in = STAND_INS.get(each.model)
+        names = (f"{each.model}-{each.mode}-b{each.batch}", f"{each.model}-{each.mode}")
+        found = [
+            f"{mean:.2f}, {gpu_of(result)}"
+            for result in stored
+            if result.name.startswith(f"suite-{each.suite}")
+            for name in names
+            if (mean := _ratio(_results(result, each.mode), name, each.batch))
+        ]
+        lines.append(
+            [
+                each.model,
+                f"{_TITLES[each.suite]}, {each.mode}, {each.batch}",
+                "; ".join(found),
+                stand_in[0] if stand_in else "",
+                stand_in[1] if stand_in else "",
+            ]
+        )
+    told = (
+        "The workloads of the table in a paper on CUDA graphs in PyTorch, with its batches: `--subset paper`. Some models need what cannot be "
+        "downloaded, or are no more in their library. For these, workloads of `run` were written anew."
+    )
+    head = [
+        "model",
+        "suite, mode, batch",
+        "`default` over PyGraph, default mode",
+        "written anew as",
+        "difference",
+    ]
+    return f"## The workloads of a published table\n\n{told}\n\n{markdown_table(head, lines)}"
+
+
+def _ratio(results: Results, name: str, batch: int) -> float | None:
+    records = results.models.get(name)
+    if records is None or any(each.batch != batch for each in records.values()):
+        return None
+    if not results.passes(name, DEFAULT, _OURS):
+        return None
+    return results.ratios("waited for", [DEFAULT], _OURS, [name]).get(name)
