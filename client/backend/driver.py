@@ -20,6 +20,9 @@ LIBRARY = "libcuda.so.1"
 USE_NODE_PRIORITY = 8
 """CU_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: a kernel keeps the priority of the stream it was recorded on."""
 _POINTER_ATTRIBUTE_MEMORY_TYPE = 2
+_MEMORY_PINNED = 1
+_LOCATION_DEVICE = 1
+_READ_AND_WRITE = 3
 _CAPTURE_MODE_RELAXED = 2
 
 # The markers in a packed parameter list: CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE.
@@ -117,6 +120,25 @@ class Memcpy3D(ctypes.Structure):
     )
 
 
+class MemoryProperties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", c_int),
+        ("handleTypes", c_int),
+        ("locationType", c_int),
+        ("device", c_int),
+        ("win32", c_void_p),
+        ("flags", c_uint64),
+    )
+
+
+class MemoryAccess(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("locationType", c_int), ("device", c_int), ("access", c_int))
+
+
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphClone": (POINTER(c_void_p), c_void_p),
     "cuGraphDestroy": (c_void_p,),
@@ -145,6 +167,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuPointerGetAttribute": (c_void_p, c_int, c_uint64),
     "cuCtxGetCurrent": (POINTER(c_void_p),),
     "cuThreadExchangeStreamCaptureMode": (POINTER(c_int),),
+    "cuMemAddressReserve": (POINTER(c_void_p), c_size_t, c_size_t, c_uint64, c_uint64),
+    "cuMemAddressFree": (c_uint64, c_size_t),
+    "cuMemCreate": (POINTER(c_void_p), c_size_t, POINTER(MemoryProperties), c_uint64),
+    "cuMemRelease": (c_void_p,),
+    "cuMemMap": (c_uint64, c_size_t, c_size_t, c_void_p, c_uint64),
+    "cuMemUnmap": (c_uint64, c_size_t),
+    "cuMemSetAccess": (c_uint64, c_size_t, POINTER(MemoryAccess), c_size_t),
 }
 
 
@@ -253,6 +282,32 @@ class Driver:
             yield
         finally:
             self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+
+    # --- memory ---
+
+    @contextlib.contextmanager
+    def aliased(self, size: int, memory: int, device_index: int) -> Iterator[int]:
+        """Yield the address of `size` bytes of a device, over which one allocation of `memory` bytes is mapped again and again.
+
+        Both are multiples of 2 MiB, and `size` is one of `memory`. Nothing may access the range at the end.
+        """
+        with self.relaxed(), contextlib.ExitStack() as stack:
+            address = self._handle("cuMemAddressReserve", size, 0, 0, 0)
+            stack.callback(self._call, "cuMemAddressFree", address, size)
+            kind = MemoryProperties(_MEMORY_PINNED, 0, _LOCATION_DEVICE, device_index)
+            handle = self._handle("cuMemCreate", memory, byref(kind), 0)
+            stack.callback(self._call, "cuMemRelease", handle)
+            for start in range(address, address + size, memory):
+                self._call("cuMemMap", start, memory, 0, handle, 0)
+                stack.callback(self._call, "cuMemUnmap", start, memory)
+            access = MemoryAccess(_LOCATION_DEVICE, device_index, _READ_AND_WRITE)
+            self._call("cuMemSetAccess", address, size, byref(access), 1)
+            to_undo = stack.pop_all()
+        try:
+            yield address
+        finally:
+            with self.relaxed(), to_undo:
+                pass
 
     # --- nodes ---
 

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_early_writes": ((), c_long),
     "emulator_live_graphs": ((), c_long),
     "emulator_live_executables": ((), c_long),
+    "emulator_live_memory": ((), c_long),
 }
 
 GUARD = 0xA5
@@ -202,6 +203,11 @@ class Emulator:
         """Declare memory to be the host's."""
         self._library.emulator_host_memory(address, size)
 
+    def live_memory(self) -> int:
+        """Return a number that is 0 once no address is reserved, nothing is mapped, and all memory is released."""
+        count: int = self._library.emulator_live_memory()
+        return count
+
     def live(self) -> tuple[int, int]:
         """Return how many graphs and executables have not been destroyed."""
         return self._library.emulator_live_graphs(), self._library.emulator_live_executables()
@@ -283,3 +289,4 @@ def emulator(emulator_library: Path, loaded_helper: TensorOps) -> Iterator[Emula
     library.emulator_forget_memory()
     assert emulator.live() == before
     assert emulator.early_writes() == early
+    assert emulator.live_memory() == 0

@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 namespace {
 
 constexpr int kInvalidValue = 1;
@@ -118,6 +121,7 @@ struct Executable {
 struct State {
     long calls = 0, fail_at = 0;
     long graphs = 0, executables = 0, early_writes = 0;
+    long reserved = 0, mapped = 0, allocated = 0;
     int capture_mode = 0;
     std::vector<std::pair<uint64_t, uint64_t>> host, gone;
 };
@@ -430,6 +434,66 @@ CALL(cuThreadExchangeStreamCaptureMode, int* mode) {
     return 0;
 }
 
+// Addresses without memory are pages that may not be accessed; an allocation is a file without a name, which can be mapped many times.
+constexpr size_t kPage = 2 << 20;
+
+CALL(cuMemAddressReserve, uint64_t* address, size_t size, size_t, uint64_t, uint64_t) {
+    FAIL_IF_ASKED;
+    if (!size || size % kPage) return kInvalidValue;
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char* whole = static_cast<char*>(mmap(nullptr, size + kPage, PROT_NONE, flags, -1, 0));
+    if (whole == MAP_FAILED) return 2;
+    char* start = whole + (kPage - reinterpret_cast<uint64_t>(whole) % kPage);  // never 0, so that there is a rest at either end
+    munmap(whole, start - whole);
+    if (start < whole + kPage) munmap(start + size, whole + kPage - start);
+    *address = reinterpret_cast<uint64_t>(start);
+    state.reserved += size;
+    return 0;
+}
+
+CALL(cuMemAddressFree, uint64_t address, size_t size) {
+    state.reserved -= size;
+    munmap(reinterpret_cast<void*>(address), size);
+    return failure();
+}
+
+CALL(cuMemCreate, uint64_t* handle, size_t size, const int* properties, uint64_t) {
+    FAIL_IF_ASKED;
+    if (size % kPage || properties[0] != 1 || properties[2] != 1) return kInvalidValue;
+    const int file = memfd_create("memory", 0);
+    if (file < 0 || ftruncate(file, size)) return 2;
+    *handle = file;
+    ++state.allocated;
+    return 0;
+}
+
+CALL(cuMemRelease, uint64_t handle) {
+    --state.allocated;
+    close(handle);
+    return failure();
+}
+
+CALL(cuMemMap, uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t) {
+    FAIL_IF_ASKED;
+    if (address % kPage || size % kPage || offset) return kInvalidValue;
+    void* made = mmap(reinterpret_cast<void*>(address), size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle, 0);
+    if (made == MAP_FAILED) return 2;
+    state.mapped += size;
+    return 0;
+}
+
+CALL(cuMemUnmap, uint64_t address, size_t size) {
+    state.mapped -= size;
+    mmap(reinterpret_cast<void*>(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return failure();
+}
+
+CALL(cuMemSetAccess, uint64_t address, size_t size, const int* access, size_t count) {
+    FAIL_IF_ASKED;
+    if (count != 1 || access[0] != 1 || access[2] != 3) return kInvalidValue;
+    return mprotect(reinterpret_cast<void*>(address), size, PROT_READ | PROT_WRITE) ? kInvalidValue : 0;
+}
+
 // --- for the tests -------------------------------------------------------------------------------------------------
 
 extern "C" void* emulator_graph() {
@@ -495,3 +559,4 @@ extern "C" long emulator_calls() { return state.calls; }
 extern "C" long emulator_early_writes() { return state.early_writes; }
 extern "C" long emulator_live_graphs() { return state.graphs; }
 extern "C" long emulator_live_executables() { return state.executables; }
+extern "C" long emulator_live_memory() { return state.reserved + state.mapped + state.allocated; }
