@@ -33,6 +33,8 @@ class GraphFacts:
     """The name of the graph in logs."""
     digest: str = "0" * 64
     """The digest of the graph, without sizes."""
+    written: frozenset[int] | None = None
+    """Inputs that a kernel may write; None: any may be."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return the facts of a partition; without `maps`, the only partition has the inputs and outputs of the graph."""
@@ -46,6 +48,9 @@ class GraphFacts:
             self.is_vouched,
             frozenset(at for at, each in enumerate(mine.outputs) if each and self.saved.issuperset(each)),
             self.collectives[partition : partition + 1],
+            written=None
+            if self.written is None
+            else frozenset(at for at, each in enumerate(mine.inputs) if each is None or each in self.written),
         )
 
 
@@ -61,7 +66,15 @@ def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
         compiled.is_vouched,
         compiled.saved,
         compiled.collectives,
+        written=_written(compiled),
     )
+
+
+def _written(compiled: CompiledFacts) -> frozenset[int] | None:
+    # A custom operator may write more than its schema says.
+    if not compiled.is_repeatable or compiled.donated_inputs is None:
+        return None
+    return compiled.donated_inputs.union(compiled.mutated_inputs)
 
 
 def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:

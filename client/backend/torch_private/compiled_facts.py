@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend import vouched_operators
-from pygraphd.client.backend.torch_private.autograd import saved_outputs
+from pygraphd.client.backend.torch_private.autograd import donated_inputs, saved_outputs
 from pygraphd.client.backend.torch_private.inductor import cudagraphs_asked, inductor_config
 from pygraphd.client.backend.torch_private.operators import host_operators, overloads_in
 from pygraphd.client.backend.torch_private.partitions import (
@@ -67,6 +67,8 @@ class CompiledFacts:
     """The outputs of a forward that are saved for its backward, by index; empty: not known."""
     collectives: tuple[str, ...] = ()
     """A collective that each partition calls; see `collectives_in`."""
+    donated_inputs: frozenset[int] | None = None
+    """The inputs of a backward in whose memory its kernels may write other values, by index; None: not known."""
     is_split: bool = False
     """Whether PyGraph has had the graph split, so that no partition calls one of `host_operators`; see `split_graphs`."""
 
@@ -108,6 +110,7 @@ def facts(
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),
         collectives=collectives_in(compiled.source_code, partitions),
+        donated_inputs=donated_inputs(compiled) if graph_kwargs["is_backward"] else frozenset(),
         is_split=is_split,
     )
 

@@ -44,6 +44,7 @@ PASSES_REQUIRED = (
     ("torch._inductor.config", "_config"),
     ("torch._inductor.compile_fx", "_recursive_post_grad_passes"),
     ("torch._inductor.custom_graph_pass", "get_hash_for_files"),
+    ("torch._inductor.utils", "get_donated_idxs"),
     ("torch._inductor.lowering", "fallback_handler"),
     ("torch._inductor.lowering", "lowerings"),
     ("torch._inductor.lowering", "register_lowering"),

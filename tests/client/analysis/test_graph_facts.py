@@ -1,0 +1,54 @@
+"""Which inputs a graph may write: those that Inductor names, those that are donated to a backward, or any."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pygraphd.client.analysis.graph_facts import GraphFacts, facts_of
+from pygraphd.client.backend.torch_private import PartitionMap
+from pygraphd.client.backend.torch_private.autograd import donated_inputs
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("donated", "is_repeatable", "written"),
+    [
+        (frozenset({2}), True, {0, 2}),
+        (frozenset(), True, {0}),
+        (None, True, None),
+        (frozenset(), False, None),
+    ],
+)
+def test_any_input_may_be_written_where_that_is_not_known(
+    donated: frozenset[int] | None, is_repeatable: bool, written: set[int] | None
+) -> None:
+    compiled: Any = SimpleNamespace(
+        text="", is_inference=True, is_repeatable=is_repeatable, is_vouched=True, saved=frozenset(),
+        donated_inputs=donated, mutated_inputs=(0,),
+    )  # fmt: skip
+
+    facts = facts_of(compiled)
+
+    assert facts is not None
+    assert facts.written == written
+
+
+def test_an_input_that_another_partition_makes_may_be_written() -> None:
+    maps = [PartitionMap((3, None, 1), ())]
+
+    assert GraphFacts(written=frozenset({1})).of_partition(maps, 0).written == {1, 2}
+    assert GraphFacts(written=None).of_partition(maps, 0).written is None
+
+
+@pytest.mark.parametrize(
+    ("names", "donated"),
+    [(["other"], None), (["pygraph donated: []"], set()), (["pygraph donated: [1, 4]"], {1, 4})],
+)
+def test_what_is_donated_is_known_of_graphs_that_were_compiled_with_pygraph(
+    names: list[str], donated: set[int] | None
+) -> None:
+    assert donated_inputs(SimpleNamespace(counter_deltas=dict.fromkeys(names, 1))) == donated
