@@ -48,7 +48,7 @@ class CapturedCall:
     capture: Capture
     inputs: Sequence[Any]
     memory: Sequence[torch.Tensor] = ()
-    """The memory of the inputs."""
+    """The memory of the inputs, as tensors over all its addresses."""
 
 
 Recapture = Callable[[int], CapturedCall]

@@ -20,13 +20,14 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError, NotRelocatableError, TransientError
+from pygraphd.client.common import log
 from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, UNDECIDABLE, CapturedCall
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
 from pygraphd.client.recording.size_slot import Persistence, Refusal
 from pygraphd.client.recording.stand_ins import Call
-from pygraphd.client.recording.verification import Verification
+from pygraphd.client.recording.verification import WROTE_TO_INPUT, Verification
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
@@ -63,21 +64,28 @@ class Attempt:
     verification: Verification
     unreferenced: frozenset[int]
     """Indices of the inputs whose addresses no node holds."""
-    staged: int
-    """The number of staged inputs."""
+    call: Call
+    """The call that was captured. Its aliased memory stays: the replay may run again, and may be wrong."""
     nodes: int
+
+    @property
+    def staged(self) -> int:
+        """The number of staged inputs."""
+        return len(self.call.staged)
 
     def keep(self) -> Replay:
         """Return the replay, and release the memory of the verification."""
         if not self.verification.random:
             self.replay.forget_random_numbers()
         self.verification.close()
+        self.call.close()
         return self.replay
 
     def close(self) -> None:
         """Destroy the replay, and release the memory of the verification."""
         self.replay.close()
         self.verification.close()
+        self.call.close()
 
 
 class _NoMemoryError(TransientError):
@@ -124,6 +132,9 @@ class Pipeline:
             code = ReasonCode.NO_MEMORY_TO_RECORD if is_short else ReasonCode.CANNOT_CAPTURE_NOW
             return Refusal(_first_line(error), Persistence.TRANSIENT, code)
         except NotRelocatableError as error:
+            if str(error) == WROTE_TO_INPUT:
+                self._report.count(wrong_results=1)
+                log.say(f"{WROTE_TO_INPUT}; its values may be wrong now", is_logged=True)
             return Refusal(_first_line(error), Persistence.PERMANENT)
         except (FallbackError, DriverError) as error:
             reason = _first_line(error)
@@ -167,10 +178,17 @@ class Pipeline:
         if reason := _why_not_bind(inputs, self._recorder.device, self._facts):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs, ())
-        copies = stand_ins.bytes_to_copy(inputs, groups)
-        self._make_sure_of(max(copies, stand_ins.bytes_to_stand_in(inputs, constraints, groups)))
+        self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
-        call = Call(inputs, staged, constraints, groups)
+        call = Call(inputs, staged, constraints, groups, self._recorder.driver, self._make_sure_of)
+        try:
+            return self._record_call(call, is_doubted=is_doubted)
+        except BaseException:
+            call.close()
+            raise
+
+    def _record_call(self, call: Call, *, is_doubted: bool) -> Attempt:
+        inputs, staged = call.inputs, call.staged
         tensors, capture = self._capture(call)
         built = builder.build(
             self._recorder.driver,
@@ -189,7 +207,7 @@ class Pipeline:
             capture.let_go()
             raise
         capture.let_go()
-        return Attempt(built.replay, verification, built.unreferenced, len(staged), built.nodes)
+        return Attempt(built.replay, verification, built.unreferenced, call, built.nodes)
 
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:
         """Capture a call on stand-ins, and again with output reserves until no output overlaps with other memory."""
@@ -216,17 +234,15 @@ class Pipeline:
     def _recapture(self, call: Call, first: Capture, others: int) -> CapturedCall:
         """Capture a call again in other memory, while `others` captures of it have their memory still."""
         # Memory that is free in the pools of these counts as free, and cannot be used by another capture.
-        needed = stand_ins.bytes_to_stand_in(call.inputs, call.constraints, call.groups)
-        self._make_sure_of(needed + (1 + others) * first.bytes)
+        tensors = call.stand_ins(besides=(1 + others) * first.bytes, is_further=True)
         try:
-            tensors = call.stand_ins(side_by_side=True)
             capture = self._capture_on(tensors, first.reserves, first.backing, is_shifted=True)
         except TransientError:
             raise
         except NotRelocatableError as error:
             # The first capture has worked, but some callables cannot be captured where inputs share a storage.
             raise FallbackError(CAPTURES_DIFFER) from error
-        return CapturedCall(capture, tensors.bound, tensors.memory)
+        return CapturedCall(capture, tensors.bound, tensors.ranges)
 
     def _capture_on(
         self,
@@ -256,7 +272,7 @@ class Pipeline:
         self, built: builder.Built, capture: Capture, tensors: StandIns, call: Call, *, is_doubted: bool
     ) -> Verification:
         """Replay on copies of the inputs."""
-        copies = stand_ins.bytes_to_copy(call.inputs, call.groups)
+        copies = stand_ins.bytes_to_copy(call.inputs, call.groups, self._facts.written)
         memory = sum(memory.bytes for memory in built.replay.layout.memories)
         # With as much again for the call itself, which must get its memory.
         self._make_sure_of((4 if is_doubted else 1) * copies + (3 if is_doubted else 2) * memory)
@@ -271,6 +287,7 @@ class Pipeline:
             self._facts.undefined,
             tensors.tensors,
             call.groups,
+            self._facts.written,
             keeps_inputs=is_doubted and self._facts.is_repeatable,
         )
 

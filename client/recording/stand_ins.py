@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.driver import Driver, DriverError
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import InputGroups, input_groups
+from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.size_slot import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.arena import Arena
@@ -18,6 +21,13 @@ from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.relocation_table import BLOCK, Span, alignment, blocks
 
 NO_CONSTRAINTS = LayoutConstraints()
+
+LARGE = 1 << 20
+"""Bytes up to which an input is copied and stood in for by memory: hundreds of small ones take less time together."""
+ALIASED_FROM = 32 << 20
+"""Bytes of all larger inputs from which on their stand-ins are addresses of `AliasedMemory`."""
+MAX_INDICES_BYTES = 16 << 20
+"""Inputs with more bytes are not taken for indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,37 +40,79 @@ class StandIns:
     """The memory of the stand-ins, as 64-bit integers."""
     bound: list[Any]
     """`tensors` with the buffers of staged inputs in their places."""
+    ranges: list[torch.Tensor]
+    """All addresses of the stand-ins: those of `memory`, and those that share memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that is recorded."""
+    """A call that is recorded. It owns the aliased memory of its stand-ins."""
 
     inputs: list[Any]
     staged: Mapping[int, torch.Tensor]
     """The buffers of staged inputs, by index."""
     constraints: LayoutConstraints
     groups: InputGroups
+    driver: Driver
+    make_sure_of: Callable[[int], None]
+    """Raises if so many bytes cannot be allocated."""
+    _aliased: list[AliasedMemory] = field(default_factory=list)
 
-    def stand_ins(self, *, side_by_side: bool = False) -> StandIns:
-        """Return stand-ins for the inputs, in an allocation for each group or in one for all."""
-        make = stand_ins_side_by_side if side_by_side else stand_ins_for
-        tensors, memory = make(self.inputs, self.constraints, self.groups)
+    def stand_ins(self, *, besides: int = 0, is_further: bool = False) -> StandIns:
+        """Return stand-ins for the inputs, in an allocation for each group, or in one for all if they are for a further capture.
+
+        Raises what `make_sure_of` raises where there is no memory for them and `besides` as many bytes.
+        """
+        large, others = 0, 0
+        for group, span in _groups(self.inputs, self.constraints, self.groups):
+            is_large = _is_aliased(group.members, span, self.inputs)
+            large, others = large + is_large * _bytes_for(span), others + (not is_large) * _bytes_for(span)
+        aliased = self._alias(large + BLOCK) if large >= ALIASED_FROM else None
+        self.make_sure_of(besides + others + (large if aliased is None else 0))
+        if aliased is not None:
+            if is_further:
+                aliased.take(BLOCK)  # the ranges of two captures may lie a multiple of 4 GiB apart
+            tensors, memory = stand_ins_for(self.inputs, self.constraints, self.groups, aliased)
+            memory, ranges = [*memory, aliased.memory], [*memory, aliased.whole]
+        else:
+            make = stand_ins_side_by_side if is_further else stand_ins_for
+            tensors, memory = make(self.inputs, self.constraints, self.groups)
+            ranges = memory
         bound = [self.staged.get(index, value) for index, value in enumerate(tensors)]
-        return StandIns(tensors, memory, bound)
+        return StandIns(tensors, memory, bound, ranges)
+
+    def _alias(self, size: int) -> AliasedMemory | None:
+        try:
+            self._aliased.append(AliasedMemory(self.driver, _device_of(self.inputs), size))
+        except DriverError:
+            return None  # stand-ins have memory then, if there is enough
+        return self._aliased[-1]
+
+    def close(self) -> None:
+        """Give aliased memory back; stand-ins must not be used any more."""
+        while self._aliased:
+            with contextlib.suppress(DriverError):  # the recording is not to blame
+                self._aliased.pop().close()
 
 
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-def bytes_to_copy(inputs: Sequence[Any], groups: InputGroups | None = None) -> int:
+def bytes_to_copy(
+    inputs: Sequence[Any], groups: InputGroups | None = None, written: Collection[int] | None = None
+) -> int:
     """Return the memory that `copies_of` takes."""
-    return sum(_bytes_for(span) for _, span in groups_of(inputs, groups))
+    return sum(_bytes_for(span) for _, span in _to_copy(inputs, groups, written))
 
 
-def copies_of(inputs: Sequence[Any], groups: InputGroups | None = None) -> list[Any]:
-    """Return the inputs with copies of all tensors, which are aligned and overlap as the tensors do. Raises `NotRelocatableError`."""
-    copies, groups = list(inputs), groups_of(inputs, groups)
+def copies_of(
+    inputs: Sequence[Any], groups: InputGroups | None = None, written: Collection[int] | None = None
+) -> list[Any]:
+    """Return the inputs with copies of those that are small or have an index in `written` (None: any input).
+
+    They are aligned and overlap as the inputs do. Raises `NotRelocatableError`.
+    """
+    copies, groups = list(inputs), _to_copy(inputs, groups, written)
     arena = Arena(sum(_bytes_for(span) for _, span in groups), _device_of(inputs)) if groups else None
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     for group, span in groups:
@@ -74,9 +126,27 @@ def copies_of(inputs: Sequence[Any], groups: InputGroups | None = None) -> list[
         if len(group.members) == 1 and span.size == tensor.nbytes and is_plain and tensor.dtype != torch.bool:
             pairs.append((copies[index], tensor))
         else:
-            pairs.append((arena.bytes(start, span.size), _bytes_of(tensor, span)))
+            pairs.append((arena.bytes(start, span.size), bytes_of(tensor, span)))
     torch_private.copy_all(pairs)
     return copies
+
+
+def _to_copy(
+    inputs: Sequence[Any], groups: InputGroups | None, written: Collection[int] | None
+) -> InputGroups:
+    return [each for each in groups_of(inputs, groups) if is_copied(*each, written)]
+
+
+def is_copied(group: InputGroup, span: Span, written: Collection[int] | None) -> bool:
+    """Return whether `copies_of` copies a group."""
+    return written is None or span.size <= LARGE or any(index in written for index, _ in group.members)
+
+
+def may_be_indices(members: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> bool:
+    """Return whether the inputs of a group may hold indices."""
+    tensor = inputs[members[0][0]]
+    is_one = len(members) == 1 and tensor.is_contiguous() and tensor.nbytes <= MAX_INDICES_BYTES
+    return is_one and tensor.dtype in {torch.int32, torch.int64}
 
 
 def groups_of(inputs: Sequence[Any], groups: InputGroups | None) -> InputGroups:
@@ -88,7 +158,7 @@ def _device_of(inputs: Sequence[Any]) -> torch.device:
     return next(each.device for each in inputs if isinstance(each, torch.Tensor))
 
 
-def _bytes_of(tensor: torch.Tensor, span: Span) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor, span: Span) -> torch.Tensor:
     """Return the bytes of a span of a tensor's storage."""
     storage = tensor.untyped_storage()
     offset = span.start - storage.data_ptr()
@@ -104,17 +174,22 @@ def stand_ins_for(
     inputs: Sequence[Any],
     constraints: LayoutConstraints = NO_CONSTRAINTS,
     groups: InputGroups | None = None,
+    aliased: AliasedMemory | None = None,
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """Return stand-ins for the inputs, and their memory as 64-bit integers: an allocation for each group.
 
     They are aligned as the inputs are or as the constraints say, whichever is worse, and overlap as the inputs do unless they
-    are to lie apart.
+    are to lie apart. Those of large inputs lie in `aliased`, if it is given.
     """
     copies, memory = list(inputs), []
     for group, span in _groups(inputs, constraints, groups):
         members = [(index, inputs[index]) for index, _ in group.members]
-        copy, base = _allocated(*members[0], span, constraints if len(members) == 1 else NO_CONSTRAINTS)
-        memory.append(copy.view(torch.int64))
+        own = constraints if len(members) == 1 else NO_CONSTRAINTS
+        if aliased is not None and _is_aliased(group.members, span, inputs):
+            copy, base = _allocated(*members[0], span, own, aliased.take)
+        else:
+            copy, base = _allocated(*members[0], span, own)
+            memory.append(copy.view(torch.int64))
         for index, tensor in members:
             start = base + tensor.data_ptr() - span.start
             size, stride = tuple(tensor.size()), tuple(tensor.stride())
@@ -144,11 +219,8 @@ def stand_ins_side_by_side(
     return copies, [arena.whole]
 
 
-def bytes_to_stand_in(
-    inputs: Sequence[Any], constraints: LayoutConstraints, groups: InputGroups | None = None
-) -> int:
-    """Return the memory that stand-ins take."""
-    return sum(_bytes_for(span) for _, span in _groups(inputs, constraints, groups))
+def _is_aliased(members: Sequence[tuple[int, int]], span: Span, inputs: Sequence[Any]) -> bool:
+    return span.size > LARGE and not may_be_indices(members, inputs)
 
 
 def _groups(
@@ -165,10 +237,17 @@ def _groups(
 
 
 def _allocated(
-    index: int, member: torch.Tensor, span: Span, constraints: LayoutConstraints
+    index: int,
+    member: torch.Tensor,
+    span: Span,
+    constraints: LayoutConstraints,
+    allocate: Callable[[int], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Return an allocation for a span, and the offset in it at which the span is to begin; see `_base_like`."""
-    memory = torch.empty(_bytes_for(span), dtype=torch.uint8, device=member.device)
+    size = _bytes_for(span)
+    memory = (
+        torch.empty(size, dtype=torch.uint8, device=member.device) if allocate is None else allocate(size)
+    )
     return memory, (_base_like(index, member, span, constraints) - memory.data_ptr()) % BLOCK
 
 

@@ -1,6 +1,7 @@
 """Verifies on a real call that a recording computes what the compiled callable does, before it serves a call.
 
-The recording runs first, on copies of all inputs and on poisoned memory. Then the callable runs as KERNELS on the inputs
+The recording runs first, on poisoned memory and on copies of the inputs: of all that it may write, and of small ones. Large inputs that
+it only reads are read where they are, and checksums show that they have not changed. Then the callable runs as KERNELS on the inputs
 themselves, with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets the outputs of KERNELS.
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.comparison import (
     Again,
     Disagreement,
@@ -21,7 +23,7 @@ from pygraphd.client.recording.comparison import (
     read,
     tolerance_of,
 )
-from pygraphd.client.recording.stand_ins import copies_of, groups_of
+from pygraphd.client.recording.stand_ins import bytes_of, copies_of, groups_of, is_copied, may_be_indices
 from pygraphd.client.replay.arena import lay_apart
 from pygraphd.client.replay.relocation_table import Span
 
@@ -42,11 +44,12 @@ As an index both count from the end: `x[index]` with a missed address reads a wr
 An embedding does not count from the end: stand-ins for inputs that may be indices hold `other_indices`.
 """
 
-MAX_INDICES_BYTES = 16 << 20
-"""Inputs with more bytes are not taken for indices."""
-
 JOINED_BYTES = 256 << 20
 """Adjacent memory is filled and compared in pieces of at most 256 MiB; a comparison needs an eighth of a piece as memory."""
+COLUMNS = 1024
+"""64-bit words in a row of a checksum."""
+WROTE_TO_INPUT = "verification: it writes to an input that it is only to read"
+
 REPETITIONS = 4
 """Further replays, and further runs as KERNELS, that show how much either differs from itself."""
 
@@ -77,20 +80,29 @@ class Verification:
         undefined: Collection[int] = (),
         stand_ins: Sequence[Any] = (),
         groups: InputGroups | None = None,
+        written: Collection[int] | None = None,
         *,
         keeps_inputs: bool = False,
     ) -> None:
         """Run the replay, and set the generator back.
 
         `old` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
-        `undefined` hold nothing, and are not compared. `groups` are those of the inputs. With `keeps_inputs` the callable can run
-        on the inputs again. Raises what `copies_of` and `Replay.run` raise; inputs and generator are as they were in any case.
+        `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
+        all) may be written. With `keeps_inputs` the callable can run on the inputs again. Raises what `copies_of` and `Replay.run` raise,
+        and `NotRelocatableError` if an input has changed that is only to be read; else inputs and generator are as they were.
         """
         self._inputs = list(inputs)
         self._replay: Replay | None = replay
+        self._written = written
         groups = groups_of(inputs, groups)
-        self._copies = copies_of(inputs, groups)
-        self._kept = copies_of(inputs, groups) if keeps_inputs else None
+        self._copies = copies_of(inputs, groups, written)
+        self._kept = copies_of(inputs, groups, written) if keeps_inputs else None
+        read_only = [
+            bytes_of(inputs[group.members[0][0]], span)
+            for group, span in groups
+            if not is_copied(group, span, written)
+        ]
+        before = [*map(checksum, read_only)]
         self._memory, between = _guarded(replay)
         self._undefined = undefined
         poisoned = _poison(old, stand_ins, inputs, groups)
@@ -105,9 +117,14 @@ class Verification:
             self._put_generator(self._began)
         # Now, so that this memory can be released before the callable needs as much.
         compared = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
-        written = read([torch.ne(each, held).any() for each, held in compared])
-        self._wrote_between = bool(between) and written[0]
-        self._wrote_to_old = any(written[len(between[:1]) :])
+        after = [*map(checksum, read_only)]
+        changed = read(
+            [torch.ne(each, held).any() for each, held in (*compared, *zip(after, before, strict=True))]
+        )
+        if any(changed[len(compared) :]):
+            raise NotRelocatableError(WROTE_TO_INPUT)
+        self._wrote_between = bool(between) and changed[0]
+        self._wrote_to_old = any(changed[len(between[:1]) :])
 
     def disagreement(self, outputs: Sequence[Any], launch: Runnable | None = None) -> Disagreement | None:
         """Return how the replay differs from `launch`, which has run on the inputs and returned `outputs`; None if it agrees.
@@ -140,7 +157,7 @@ class Verification:
     def _runs(self, inputs: Sequence[Any], run: Runnable) -> Iterator[Values]:
         """Yield the values that further runs leave, each on copies of the inputs and with the random numbers of the call."""
         for _ in range(REPETITIONS):
-            copies = copies_of(inputs)
+            copies = copies_of(inputs, None, self._written)
             self._put_generator(self._began)
             try:
                 outputs = run(list(copies))
@@ -225,11 +242,15 @@ def _joined(memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _indices(inputs: Sequence[Any], groups: InputGroups) -> Iterator[int]:
     """Yield the positions of the inputs that may hold indices."""
-    for group, _ in groups:
-        index, tensor = group.members[0][0], inputs[group.members[0][0]]
-        is_one = len(group.members) == 1 and tensor.is_contiguous() and tensor.nbytes <= MAX_INDICES_BYTES
-        if is_one and tensor.dtype in {torch.int32, torch.int64}:
-            yield index
+    return (group.members[0][0] for group, _ in groups if may_be_indices(group.members, inputs))
+
+
+def checksum(memory: torch.Tensor) -> torch.Tensor:
+    """Return numbers that differ if one of the given bytes does, or if bytes have changed places, but for whole rows of `COLUMNS` words."""
+    row = 8 * COLUMNS
+    end = 0 if memory.data_ptr() % 8 else memory.numel() // row * row
+    sums = memory[end:].sum(dtype=torch.int64).reshape(1)
+    return torch.cat([memory[:end].view(torch.int64).view(-1, COLUMNS).sum(0), sums]) if end else sums
 
 
 def other_indices(indices: torch.Tensor) -> torch.Tensor:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
+from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.size_slot import (
     FIRST_MISMATCHES,
     MISMATCH_FACTOR,
     LayoutConstraints,
     LayoutMismatches,
 )
+from pygraphd.client.recording.stand_ins import Call
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
 from tests.support.recording_case import Case, add
 
@@ -196,8 +198,11 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
         assert comparison.form(mine) == comparison.form(given_input)
     rooms = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in places]
     assert all(any(begin <= start and end <= stop for begin, stop in rooms) for start, end in spans)
-    taken = sum(each.nbytes for each in places)
-    assert taken == stand_ins.bytes_to_stand_in(inputs, LayoutConstraints(worst, apart))
+    asked: list[int] = []
+    driver: Any = None  # no input is large
+    call = Call(inputs, {}, LayoutConstraints(worst, apart), input_groups(inputs, ()), driver, asked.append)
+    call.stand_ins(is_further=side_by_side)
+    assert asked == [sum(each.nbytes for each in places)]
 
 
 def test_calls_that_do_not_fit_are_recorded_ever_more_seldom() -> None:

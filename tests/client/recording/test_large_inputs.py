@@ -1,0 +1,170 @@
+"""Large inputs are stood in for by addresses, and in verification only those are copied that the graph may write."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.recording import stand_ins, verification
+from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.replay.relocation_table import PAGE
+from tests.support.recording_case import Case, Operations, Recording, case
+
+if TYPE_CHECKING:
+    from tests.support.emulator import Emulator
+
+__all__ = ["case"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+FLOATS = stand_ins.ALIASED_FROM // 4
+READ_ONLY = GraphFacts(written=frozenset())
+
+
+def weight(case: Case, value: float) -> torch.Tensor:
+    return case.allocator.tensor(torch.full((FLOATS,), float(value)))
+
+
+def head(operations: Operations, inputs: list[Any]) -> Any:
+    return operations.first(inputs[0], 2), operations.add(inputs[1], inputs[1])
+
+
+def test_addresses_share_little_memory_which_holds_what_is_written_to_any(emulator: Emulator) -> None:
+    size = 40 << 30
+    aliased = AliasedMemory(emulator.driver, torch.device("cpu"), size)
+    one, other = aliased.take(size // 2), aliased.take(size // 2)
+
+    assert (aliased.memory.nbytes, aliased.whole.nbytes) == (64 << 20, size)
+    assert (one.untyped_storage().nbytes(), other.data_ptr() - one.data_ptr()) == (size // 2, size // 2)
+    aliased.memory.fill_(-2)
+    assert other[-8:].view(torch.int64).item() == -2
+    one[:8].view(torch.int64).fill_(7)
+    assert aliased.memory[0].item() == other[:8].view(torch.int64).item() == 7
+    aliased.close()
+
+    assert emulator.live_memory() == 0
+
+
+@pytest.mark.parametrize("call", range(1, 8))
+def test_a_range_that_cannot_be_had_or_given_back_leaves_nothing(emulator: Emulator, call: int) -> None:
+    emulator.fail_at(call)
+
+    with pytest.raises(DriverError):
+        AliasedMemory(emulator.driver, torch.device("cpu"), 3 * PAGE).close()
+
+    assert emulator.live_memory() == 0
+
+
+def test_a_call_is_recorded_with_memory_for_its_small_inputs_only(case: Case) -> None:
+    run, weights = case.made(head, READ_ONLY), weight(case, 3)
+    case.recorder.free = 1 << 20
+
+    for value in range(4):
+        first, doubled = run([weights, case.floats(value, 1)])
+        assert (first.tolist(), doubled.tolist()) == ([3, 3], [2 * value, 2])
+
+    case.expect(captured=1)
+    assert case.emulator.live_memory() == 0
+
+
+def test_what_may_be_written_is_copied(case: Case) -> None:
+    """Whether Inductor names it, or nothing is known of the graph; then there has to be memory for it."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0][:2], inputs[1])
+        return ()
+
+    for facts in (GraphFacts(written=frozenset({0})), GraphFacts()):
+        run, total = case.made(body, facts), weight(case, 0)
+        case.recorder.free = FLOATS * 4
+        for _ in range(2):
+            run([total, case.floats(1, 2)])
+        case.recorder.free *= 2
+        assert run.refusal is not None
+        run.let_go_at(())
+        again = case.made(body, facts)
+        for _ in range(4):
+            again([total, case.floats(1, 2)])
+        assert total[:3].tolist() == [6, 12, 0]
+
+    case.expect(captured=2)
+
+
+def test_a_missed_address_of_a_large_input_reads_poison_and_ends_no_process(case: Case) -> None:
+    """Also when the recording runs again, as it is to be known how much it differs from itself."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return operations.look_up(inputs[0][FLOATS - 2 :]), *head(operations, inputs)
+
+    run, weights = case.made(body, READ_ONLY), weight(case, 3)
+    for value in range(3):
+        assert run([weights, case.floats(value, value)])[0].tolist() == [3, 3]
+
+    case.expect(captured=0)
+    assert (run.refusal or "").startswith("verification: output 0 differs")
+
+
+def test_a_missed_write_to_a_large_input_shows_and_does_not_reach_it(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if isinstance(operations, Recording):
+            operations.hide(inputs[0][FLOATS // 2 :][:2])
+        return head(operations, inputs)
+
+    run, weights = case.made(body, READ_ONLY), weight(case, 3)
+    for value in range(4):
+        run([weights, case.floats(value, 1)])
+
+    assert run.refusal == "verification: it writes to where it was recorded"
+    assert bool((weights == 3).all())
+
+
+def test_an_input_that_changes_though_it_is_only_read_is_told_at_once(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0][4096:][:2], inputs[1])
+        return ()
+
+    run = case.made(body, READ_ONLY)
+    for value in range(4):
+        run([weight(case, 3), case.floats(value, 1)])
+
+    assert (run.refusal, run.refused_for_good) == (verification.WROTE_TO_INPUT, True)
+    case.expect(captured=0, wrong_results=1)
+    assert verification.WROTE_TO_INPUT in capsys.readouterr().err
+
+
+def test_where_memory_cannot_be_mapped_stand_ins_have_memory(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Any:
+        raise DriverError("cuMemCreate", 801)
+
+    monkeypatch.setattr(case.recorder.driver, "aliased", refuse)
+    run, weights = case.made(head, READ_ONLY), weight(case, 3)
+    case.recorder.free = 4 * FLOATS
+    run([weights, case.floats(0, 1)])
+    run([weights, case.floats(1, 1)])
+    case.expect(captured=0)
+
+    case.recorder.free *= 2
+    for value in range(40):
+        run([weights, case.floats(value, 1)])
+    case.expect(captured=1)
+
+
+def test_a_byte_that_changes_and_words_that_change_places_change_the_checksum() -> None:
+    memory = torch.arange(3 * 8 * verification.COLUMNS + 5, dtype=torch.int32).to(torch.uint8)
+    before = verification.checksum(memory)
+    for place in (0, 8 * verification.COLUMNS, memory.numel() - 1):
+        changed = memory.clone()
+        changed[place] ^= 1
+        assert not torch.equal(verification.checksum(changed), before)
+    swapped = memory.clone()
+    swapped[:8], swapped[16:24] = memory[16:24], memory[:8]
+    assert not torch.equal(verification.checksum(swapped), before)
+    assert not torch.equal(verification.checksum(memory[1:])[0], before[0])
