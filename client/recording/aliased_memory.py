@@ -26,10 +26,13 @@ MOST_PAGES = 32
 class AliasedMemory:
     """A range of addresses, handed out from front to back as tensors of bytes that share memory with one another."""
 
-    def __init__(self, driver: Driver, device: torch.device, size: int) -> None:
-        """Map memory over `size` bytes of addresses. Raises `DriverError`, as where the device is full or cannot map memory."""
+    def __init__(self, driver: Driver, device: torch.device, size: int, pages: int = 0) -> None:
+        """Map memory over `size` bytes of addresses: `pages` of 2 MiB if that is given.
+
+        Raises `DriverError`, as where the device is full or cannot map memory.
+        """
         self._device, self._taken = device, 0
-        self._bytes = PAGE * min(MOST_PAGES, -(-size // (MAPPINGS * PAGE)))
+        self._bytes = PAGE * (pages or min(MOST_PAGES, -(-size // (MAPPINGS * PAGE))))
         self._range = -(-size // self._bytes) * self._bytes
         self._stack = contextlib.ExitStack()
         self._address = self._stack.enter_context(

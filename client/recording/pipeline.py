@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.output_reserves import OutputReserve
     from pygraphd.client.recording.size_slot import LayoutConstraints
-    from pygraphd.client.recording.stand_ins import StandIns
+    from pygraphd.client.recording.stand_ins import AliasedCopy, StandIns
 
 NO_MEMORY_TO_VERIFY = "not enough free memory to verify a recording"
 INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
@@ -178,7 +178,7 @@ class Pipeline:
         if reason := _why_not_bind(inputs, self._recorder.device, self._facts):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs, ())
-        self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written))
+        self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
         call = Call(inputs, staged, constraints, groups, self._recorder.driver, self._make_sure_of)
         try:
@@ -272,10 +272,20 @@ class Pipeline:
         self, built: builder.Built, capture: Capture, tensors: StandIns, call: Call, *, is_doubted: bool
     ) -> Verification:
         """Replay on copies of the inputs."""
-        copies = stand_ins.bytes_to_copy(call.inputs, call.groups, self._facts.written)
+        written = self._facts.written
+        copies = stand_ins.bytes_to_copy(call.inputs, call.groups, written)
         memory = sum(memory.bytes for memory in built.replay.layout.memories)
+        aliased: list[AliasedCopy] = []
+        if written and copies + 2 * memory > self._recorder.free_bytes():
+            aliased = call.aliased_copies(written)
+        if aliased:
+            # Twice, since the callable runs on them, too.
+            copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
+            copies += 2 * sum(each.memory.nbytes for each in aliased)
+        elif is_doubted:
+            copies, memory = 4 * copies, memory + memory // 2
         # With as much again for the call itself, which must get its memory.
-        self._make_sure_of((4 if is_doubted else 1) * copies + (3 if is_doubted else 2) * memory)
+        self._make_sure_of(copies + 2 * memory)
         generator, given = self._recorder.generator, generators_in(call.inputs).values()
         if generator is not None and given:
             generator = Generators((cast("Any", generator), *given))
@@ -287,8 +297,10 @@ class Pipeline:
             self._facts.undefined,
             tensors.tensors,
             call.groups,
-            self._facts.written,
-            keeps_inputs=is_doubted and self._facts.is_repeatable,
+            written,
+            keeps_inputs=is_doubted and self._facts.is_repeatable and not aliased,
+            aliased=aliased,
+            launch=self._launch,
         )
 
     def _make_sure_of(self, size: int) -> None:

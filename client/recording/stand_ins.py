@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ from pygraphd.client.recording.size_slot import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup
-from pygraphd.client.replay.relocation_table import BLOCK, Span, alignment, blocks
+from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, alignment, blocks
 
 NO_CONSTRAINTS = LayoutConstraints()
 
@@ -26,6 +28,10 @@ LARGE = 1 << 20
 """Bytes up to which an input is copied and stood in for by memory: hundreds of small ones take less time together."""
 ALIASED_FROM = 32 << 20
 """Bytes of all larger inputs from which on their stand-ins are addresses of `AliasedMemory`."""
+ALIASES = 16
+"""How many times as large as its memory an aliased copy is. Its memory is a prime number of pages: rows at any distance are no aliases."""
+ALIASED_COPY_FROM = 64 << 20
+"""Bytes of the smallest group of inputs that is given an aliased copy, where there is no memory for a whole one."""
 MAX_INDICES_BYTES = 16 << 20
 """Inputs with more bytes are not taken for indices."""
 
@@ -42,6 +48,27 @@ class StandIns:
     """`tensors` with the buffers of staged inputs in their places."""
     ranges: list[torch.Tensor]
     """All addresses of the stand-ins: those of `memory`, and those that share memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class AliasedCopy:
+    """A group of inputs that a verification has no memory to copy, as tensors over little memory that is mapped again and again."""
+
+    memory: torch.Tensor
+    """The memory, as 64-bit integers."""
+    source: torch.Tensor
+    """As many bytes of the inputs themselves."""
+    tensors: Mapping[int, torch.Tensor]
+    """The tensors by index of their input. Each is as large as the input, and kernels that write to a small part of it meet no alias of that."""
+
+    def reset(self) -> None:
+        """Fill the memory with values of the inputs."""
+        self.memory.view(torch.uint8).copy_(self.source)
+
+    def seen(self) -> dict[int, torch.Tensor | None]:
+        """Return what the memory holds, for the first of the inputs, and None for the others."""
+        first, *others = self.tensors
+        return {first: self.memory.clone().view(self.tensors[first].dtype), **dict.fromkeys(others)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +108,24 @@ class Call:
         bound = [self.staged.get(index, value) for index, value in enumerate(tensors)]
         return StandIns(tensors, memory, bound, ranges)
 
-    def _alias(self, size: int) -> AliasedMemory | None:
+    def aliased_copies(self, written: Collection[int]) -> list[AliasedCopy]:
+        """Return copies with little memory of the large inputs with an index in `written`; none where memory cannot be mapped."""
+        found = []
+        for group, span in self.groups:
+            if not _may_alias(span, written) or not is_copied(group, span, written):
+                continue
+            aliased = self._alias(_bytes_for(span), _prime(span.size // (ALIASES * PAGE)))
+            if aliased is None:
+                return []
+            members = [(index, self.inputs[index]) for index, _ in group.members]
+            whole, base = _allocated(*members[0], span, NO_CONSTRAINTS, aliased.take)
+            source = bytes_of(members[0][1], span)[: aliased.memory.nbytes]
+            found.append(AliasedCopy(aliased.memory, source, dict(_laid_over(whole, base, members, span))))
+        return found
+
+    def _alias(self, size: int, pages: int = 0) -> AliasedMemory | None:
         try:
-            self._aliased.append(AliasedMemory(self.driver, _device_of(self.inputs), size))
+            self._aliased.append(AliasedMemory(self.driver, _device_of(self.inputs), size, pages))
         except DriverError:
             return None  # stand-ins have memory then, if there is enough
         return self._aliased[-1]
@@ -99,10 +141,19 @@ class Call:
 
 
 def bytes_to_copy(
-    inputs: Sequence[Any], groups: InputGroups | None = None, written: Collection[int] | None = None
+    inputs: Sequence[Any],
+    groups: InputGroups | None = None,
+    written: Collection[int] | None = None,
+    *,
+    but_large: bool = False,
 ) -> int:
-    """Return the memory that `copies_of` takes."""
-    return sum(_bytes_for(span) for _, span in _to_copy(inputs, groups, written))
+    """Return the memory that `copies_of` takes, `but_large` without that for inputs that may have aliased copies."""
+    copied = _to_copy(inputs, groups, written)
+    return sum(_bytes_for(span) for _, span in copied if not but_large or not _may_alias(span, written))
+
+
+def _may_alias(span: Span, written: Collection[int] | None) -> bool:
+    return written is not None and span.size >= ALIASED_COPY_FROM
 
 
 def copies_of(
@@ -140,6 +191,13 @@ def _to_copy(
 def is_copied(group: InputGroup, span: Span, written: Collection[int] | None) -> bool:
     """Return whether `copies_of` copies a group."""
     return written is None or span.size <= LARGE or any(index in written for index, _ in group.members)
+
+
+def _prime(least: int) -> int:
+    """Return the smallest prime number that is no less than a number."""
+    return next(
+        n for n in itertools.count(max(least, 2)) if all(n % each for each in range(2, math.isqrt(n) + 1))
+    )
 
 
 def may_be_indices(members: Sequence[tuple[int, int]], inputs: Sequence[Any]) -> bool:
@@ -190,14 +248,20 @@ def stand_ins_for(
         else:
             copy, base = _allocated(*members[0], span, own)
             memory.append(copy.view(torch.int64))
-        for index, tensor in members:
-            start = base + tensor.data_ptr() - span.start
-            size, stride = tuple(tensor.size()), tuple(tensor.stride())
-            plain = torch_private.reinterpret(
-                copy, tensor.dtype, size, stride, start // tensor.element_size()
-            )
-            copies[index] = torch_private.viewed_like(plain, tensor)
+        for index, tensor in _laid_over(copy, base, members, span):
+            copies[index] = tensor
     return copies, memory
+
+
+def _laid_over(
+    memory: torch.Tensor, base: int, members: Sequence[tuple[int, torch.Tensor]], span: Span
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield tensors with the layout of the members of a group, whose span begins at the byte `base` of `memory`."""
+    for index, tensor in members:
+        start = base + tensor.data_ptr() - span.start
+        size, stride = tuple(tensor.size()), tuple(tensor.stride())
+        plain = torch_private.reinterpret(memory, tensor.dtype, size, stride, start // tensor.element_size())
+        yield index, torch_private.viewed_like(plain, tensor)
 
 
 def stand_ins_side_by_side(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +13,7 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.recording import stand_ins, verification
 from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.replay.relocation_table import PAGE
-from tests.support.recording_case import Case, Operations, Recording, case
+from tests.support.recording_case import Case, Operations, Recording, case, is_transient
 
 if TYPE_CHECKING:
     from tests.support.emulator import Emulator
@@ -155,6 +156,63 @@ def test_where_memory_cannot_be_mapped_stand_ins_have_memory(
     for value in range(40):
         run([weights, case.floats(value, 1)])
     case.expect(captured=1)
+
+
+CACHE = GraphFacts(written=frozenset({0}))
+
+
+def cache(case: Case, step: float = 1) -> torch.Tensor:
+    numbers = torch.arange(stand_ins.ALIASED_COPY_FROM // 4 + 99, dtype=torch.float32)
+    return case.allocator.tensor(step * numbers)
+
+
+def test_a_cache_that_cannot_be_copied_is_verified_on_little_memory(case: Case) -> None:
+    """And is written to by the user's calls only."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        end = inputs[0][-8:]
+        operations.accumulate(end, inputs[1])
+        return (operations.add(end, inputs[1]),)
+
+    run, entries = case.made(body, CACHE), cache(case)
+    ends = entries[-8:].clone()
+    case.recorder.free = 10 << 20
+    for value in range(1, 5):
+        ends += value
+        assert torch.equal(run([entries, case.floats(*[value] * 8)])[0], ends + value)
+        assert torch.equal(entries[-8:], ends)
+
+    assert torch.equal(entries[:-8], torch.arange(entries.numel() - 8, dtype=torch.float32))
+    case.expect(captured=1)
+    assert case.emulator.live_memory() == 0
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_wrong_recording_of_such_a_call_is_not_used(case: Case, is_hidden: bool) -> None:
+    numbers = itertools.count()
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if is_hidden and isinstance(operations, Recording):
+            operations.hide(inputs[0][:2])
+        operations.accumulate(inputs[0][:2], inputs[1] if is_hidden else case.floats(next(numbers), 1))
+        return ()
+
+    run, entries = case.made(body, CACHE), cache(case, 0)
+    case.recorder.free = 10 << 20
+    for _ in range(4):
+        run([entries, case.floats(1, 1)])
+
+    case.expect(captured=0)
+    assert (run.refusal or "").startswith(
+        "verification: " + ("it writes to where" if is_hidden else "input 0 differs")
+    )
+    assert is_hidden or is_transient(run)
+    assert entries[1].item() == 4
+
+
+def test_rows_at_any_distance_of_pages_are_no_aliases() -> None:
+    for least, prime in ((0, 2), (2, 2), (4, 5), (800, 809)):
+        assert stand_ins._prime(least) == prime
 
 
 def test_a_byte_that_changes_and_words_that_change_places_change_the_checksum() -> None:
