@@ -51,7 +51,7 @@ class Given:
 
     inputs: list[Any]
     kept: list[Any]
-    """Copies of the inputs from before the call."""
+    """The inputs from before the call: copies of those that may be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class ResultCheck:
         self._recorder = recorder
         self._report = report
         self._guarded = guarded(report, "checking results")
-        self._undefined = facts.undefined
+        self._undefined, self._written = facts.undefined, facts.written
         self._interval_s = interval_s
         self._clock = clock
         self._is_on = interval_s > 0 and facts.is_repeatable and not facts.state
@@ -126,7 +126,7 @@ class ResultCheck:
         self._due = self._clock() + self._interval_s
         with self._guarded:
             if self._recorder.why_not() is None and self._has_memory_for(replay, inputs):
-                return Given(list(inputs), copies_of(inputs))
+                return Given(list(inputs), copies_of(inputs, None, self._written))
         return None
 
     def end(self, replay: Replay, given: Given, outputs: Sequence[Any]) -> None:
@@ -138,7 +138,7 @@ class ResultCheck:
             replay.counts.next_check = replay.counts.replays + CALLS_UNTIL_READ
 
     def _compared(self, given: Given, outputs: Sequence[Any]) -> _Found:
-        copies = copies_of(given.kept)
+        copies = copies_of(given.kept, None, self._written)
         right = Values(self._launch(list(copies)), copies)
         again = Values(self._launch(list(given.kept)), given.kept)
         mine = Values(outputs, given.inputs)
@@ -163,5 +163,6 @@ class ResultCheck:
         return is_here and mine is not right and form(mine) == form(right)
 
     def _has_memory_for(self, replay: Replay, inputs: Sequence[Any]) -> bool:
-        needed = 2 * bytes_to_copy(inputs) + 3 * sum(each.bytes for each in replay.layout.memories)
+        copies = bytes_to_copy(inputs, None, self._written)
+        needed = 2 * copies + 3 * sum(each.bytes for each in replay.layout.memories)
         return 2 * needed <= self._recorder.free_bytes()
