@@ -1,0 +1,71 @@
+"""Graphs with large inputs are recorded without the memory to copy them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from pygraphd.client.backend import driver
+from pygraphd.client.recording.aliased_memory import AliasedMemory
+
+if TYPE_CHECKING:
+    from tests.gpu.conftest import Relocated
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
+
+
+def test_addresses_share_little_memory() -> None:
+    size = 8 << 30
+    before = torch.cuda.mem_get_info()[0]
+    aliased = AliasedMemory(driver.load(), torch.device("cuda", 0), size)
+    one, other = (aliased.take(size // 2).view(torch.int64) for _ in range(2))
+
+    aliased.memory.fill_(-2)
+    assert other[-1].item() == -2
+    one[0] = 7
+    assert (aliased.memory != -2).sum().item() == 1
+    assert before - torch.cuda.mem_get_info()[0] <= 80 << 20
+    aliased.close()
+
+
+def test_weights_are_not_copied_while_a_graph_is_recorded(relocated: Relocated) -> None:
+    with torch.no_grad():
+        weights = [torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+        run = torch.compile(
+            lambda x: [x := torch.tanh(x @ each) for each in weights][-1], mode="reduce-overhead"
+        )
+        x = torch.randn(4, 8192, device="cuda", dtype=torch.bfloat16)
+        right = run(x)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_reserved()
+
+        results = [run(x) for _ in range(6)]
+
+    assert torch.cuda.max_memory_reserved() - before <= weights[0].nbytes
+    assert all(torch.equal(each, right) for each in results)
+    relocated.expect_all_captured()
+
+
+def test_a_cache_that_cannot_be_copied_is_recorded(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(cache: torch.Tensor, at: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        cache[:, :, at] = x
+        return torch.nn.functional.scaled_dot_product_attention(x, cache, cache)
+
+    with torch.no_grad():
+        cache = torch.randn(8, 32, 4096, 128, device="cuda", dtype=torch.bfloat16)
+        mine, right = cache.clone(), cache
+        monkeypatch.setattr(
+            "pygraphd.client.recording.capture.CudaRecorder.free_bytes", lambda _: mine.nbytes // 2
+        )
+        run = torch.compile(step, mode="reduce-overhead")
+        for each in range(8):
+            at = torch.tensor([each], device="cuda")
+            x = torch.randn(8, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
+            torch.testing.assert_close(run(mine, at, x), step(right, at, x))
+
+    assert torch.equal(mine, right)
+    relocated.expect_all_captured()
