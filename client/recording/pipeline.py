@@ -214,7 +214,14 @@ class Pipeline:
         self.captures += 1
         try:
             tensors = call.stand_ins()
-            capture = self._capture_on(tensors)
+            try:
+                capture = self._capture_on(tensors)
+            except NotRelocatableError:
+                if not call.has_aliases:
+                    raise
+                call.has_aliases = False  # an operator may ask more of memory than an address
+                tensors = call.stand_ins()
+                capture = self._capture_on(tensors)
             for done in range(1, MAX_CAPTURES):
                 try:
                     reserves = reserves_for(capture, for_all=done == MAX_CAPTURES - 1)

@@ -71,7 +71,7 @@ class AliasedCopy:
         return {first: self.memory.clone().view(self.tensors[first].dtype), **dict.fromkeys(others)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """A call that is recorded. It owns the aliased memory of its stand-ins."""
 
@@ -83,6 +83,8 @@ class Call:
     driver: Driver
     make_sure_of: Callable[[int], None]
     """Raises if so many bytes cannot be allocated."""
+    has_aliases: bool = True
+    """Whether stand-ins of large inputs are addresses of `AliasedMemory`, where that can be had."""
     _aliased: list[AliasedMemory] = field(default_factory=list)
 
     def stand_ins(self, *, besides: int = 0, is_further: bool = False) -> StandIns:
@@ -94,7 +96,8 @@ class Call:
         for group, span in _groups(self.inputs, self.constraints, self.groups):
             is_large = _is_aliased(group.members, span, self.inputs)
             large, others = large + is_large * _bytes_for(span), others + (not is_large) * _bytes_for(span)
-        aliased = self._alias(large + BLOCK) if large >= ALIASED_FROM else None
+        self.has_aliases = self.has_aliases and large >= ALIASED_FROM
+        aliased = self._alias(large + BLOCK) if self.has_aliases else None
         self.make_sure_of(besides + others + (large if aliased is None else 0))
         if aliased is not None:
             if is_further:

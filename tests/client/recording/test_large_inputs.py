@@ -139,6 +139,20 @@ def test_an_input_that_changes_though_it_is_only_read_is_told_at_once(
     assert verification.WROTE_TO_INPUT in capsys.readouterr().err
 
 
+def test_an_operator_that_asks_more_than_an_address_is_captured_on_memory(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if isinstance(operations, Recording) and not inputs[0].untyped_storage().resizable():
+            raise RuntimeError("it cannot be resized")
+        return (operations.first(inputs[0], 2),)
+
+    run, weights = case.made(body, READ_ONLY), weight(case, 3)
+    for _ in range(4):
+        assert run([weights])[0].tolist() == [3, 3]
+
+    case.expect(captured=1)
+    assert case.recorder.captures == 3  # `first` has a structure, and so a second capture
+
+
 def test_where_memory_cannot_be_mapped_stand_ins_have_memory(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
