@@ -23,10 +23,11 @@ from pygraphd.client.backend.errors import FallbackError, NotRelocatableError, T
 from pygraphd.client.common import log
 from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
+from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, UNDECIDABLE, CapturedCall
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
 from pygraphd.client.recording.size_slot import Persistence, Refusal
-from pygraphd.client.recording.stand_ins import Call
+from pygraphd.client.recording.stand_ins import Call, StandIns
 from pygraphd.client.recording.verification import WROTE_TO_INPUT, Verification
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
-    from pygraphd.client.recording.capture import Capture, CudaRecorder
+    from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.output_reserves import OutputReserve
     from pygraphd.client.recording.size_slot import LayoutConstraints
-    from pygraphd.client.recording.stand_ins import AliasedCopy, StandIns
+    from pygraphd.client.recording.stand_ins import AliasedCopy
 
 NO_MEMORY_TO_VERIFY = "not enough free memory to verify a recording"
 INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
@@ -67,6 +68,15 @@ class Attempt:
     call: Call
     """The call that was captured. Its aliased memory stays: the replay may run again, and may be wrong."""
     nodes: int
+    captured: tuple[StandIns, Capture]
+    """What was captured: a recording that is doubted runs again, and where it was recorded there has to be memory until then."""
+
+    def let_go(self) -> None:
+        """Release the memory that the capture worked on, but for addresses that share some."""
+        tensors, capture = self.captured
+        for each in (tensors.tensors, tensors.memory, tensors.bound, tensors.ranges):
+            each.clear()
+        capture.let_go()
 
     @property
     def staged(self) -> int:
@@ -77,14 +87,17 @@ class Attempt:
         """Return the replay, and release the memory of the verification."""
         if not self.verification.random:
             self.replay.forget_random_numbers()
-        self.verification.close()
-        self.call.close()
+        self._release()
         return self.replay
 
     def close(self) -> None:
         """Destroy the replay, and release the memory of the verification."""
         self.replay.close()
+        self._release()
+
+    def _release(self) -> None:
         self.verification.close()
+        self.let_go()
         self.call.close()
 
 
@@ -206,8 +219,12 @@ class Pipeline:
             built.replay.close()
             capture.let_go()
             raise
-        capture.let_go()
-        return Attempt(built.replay, verification, built.unreferenced, call, built.nodes)
+        attempt = Attempt(
+            built.replay, verification, built.unreferenced, call, built.nodes, (tensors, capture)
+        )
+        if not is_doubted:
+            attempt.let_go()
+        return attempt
 
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:
         """Capture a call on stand-ins, and again with output reserves until no output overlaps with other memory."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.recording.verification import Verification
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case
 
@@ -87,6 +88,25 @@ def test_what_differs_from_itself_by_far_is_not_recorded(case: Case, monkeypatch
 
     case.expect(captured=0)
     assert run.refusal == "verification: it differs from itself"
+
+
+def test_a_recording_that_runs_again_finds_the_memory_that_it_was_recorded_on(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be wrong, and reach it."""
+    again, released = Verification._replay_again, list[bool]()
+
+    def replay_again(verification: Verification, inputs: list[Any]) -> Any:
+        released.append(case.recorder.recordings[-1].released)
+        return again(verification, inputs)
+
+    monkeypatch.setattr(Verification, "_replay_again", replay_again)
+    run = case.make(Noise(5e-4, monkeypatch).adding(case))
+    for _ in range(4):
+        run([case.floats(*[1.0] * SIZE)])
+
+    assert set(released) == {False}
+    case.expect(captured=1)
 
 
 def test_random_numbers_are_those_of_the_call_after_more_runs_of_it(
