@@ -31,32 +31,32 @@ class AliasedMemory:
 
         Raises `DriverError`, as where the device is full or cannot map memory.
         """
-        self._device, self._taken = device, 0
+        self.device, self._taken = device, 0
         self._bytes = PAGE * (pages or min(MOST_PAGES, -(-size // (MAPPINGS * PAGE))))
         self._range = -(-size // self._bytes) * self._bytes
         self._stack = contextlib.ExitStack()
         self._address = self._stack.enter_context(
-            driver.aliased(self._range, self._bytes, self._device.index or 0)
+            driver.aliased(self._range, self._bytes, self.device.index or 0)
         )
 
     def close(self) -> None:
         """Give addresses and memory back. Waits for the current stream, whose kernels may access them."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
         self._stack.close()
 
     def take(self, size: int) -> torch.Tensor:
         """Return `size` bytes from the start of a block on, in a storage of their own."""
         start = self._address + self._taken
         self._taken += blocks(size) * BLOCK
-        return torch_private.memory_at(start, size, self._device)
+        return torch_private.memory_at(start, size, self.device)
 
     @property
     def memory(self) -> torch.Tensor:
         """The memory behind the range, as 64-bit integers."""
-        return torch_private.memory_at(self._address, self._bytes, self._device).view(torch.int64)
+        return torch_private.memory_at(self._address, self._bytes, self.device).view(torch.int64)
 
     @property
     def whole(self) -> torch.Tensor:
         """The whole range, as bytes."""
-        return torch_private.memory_at(self._address, self._range, self._device)
+        return torch_private.memory_at(self._address, self._range, self.device)

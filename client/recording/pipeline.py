@@ -193,7 +193,8 @@ class Pipeline:
         groups = input_groups(inputs, ())
         self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
         staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
-        call = Call(inputs, staged, constraints, groups, self._recorder.driver, self._make_sure_of)
+        recorder = self._recorder
+        call = Call(inputs, staged, constraints, groups, recorder.driver, recorder.device, self._make_sure_of)
         try:
             return self._record_call(call, is_doubted=is_doubted)
         except BaseException:

@@ -81,6 +81,7 @@ class Call:
     constraints: LayoutConstraints
     groups: InputGroups
     driver: Driver
+    device: torch.device
     make_sure_of: Callable[[int], None]
     """Raises if so many bytes cannot be allocated."""
     has_aliases: bool = True
@@ -94,7 +95,7 @@ class Call:
         """
         large, others = 0, 0
         for group, span in _groups(self.inputs, self.constraints, self.groups):
-            is_large = _is_aliased(group.members, span, self.inputs)
+            is_large = _is_aliased(group.members, span, self.inputs, self.device)
             large, others = large + is_large * _bytes_for(span), others + (not is_large) * _bytes_for(span)
         self.has_aliases = self.has_aliases and large >= ALIASED_FROM
         aliased = self._alias(large + BLOCK) if self.has_aliases else None
@@ -115,7 +116,8 @@ class Call:
         """Return copies with little memory of the large inputs with an index in `written`; none where memory cannot be mapped."""
         found = []
         for group, span in self.groups:
-            if not _may_alias(span, written) or not is_copied(group, span, written):
+            is_here = self.inputs[group.members[0][0]].device == self.device
+            if not (_may_alias(span, written) and is_here and is_copied(group, span, written)):
                 continue
             aliased = self._alias(_bytes_for(span), _prime(span.size // (ALIASES * PAGE)))
             if aliased is None:
@@ -128,7 +130,7 @@ class Call:
 
     def _alias(self, size: int, pages: int = 0) -> AliasedMemory | None:
         try:
-            self._aliased.append(AliasedMemory(self.driver, _device_of(self.inputs), size, pages))
+            self._aliased.append(AliasedMemory(self.driver, self.device, size, pages))
         except DriverError:
             return None  # stand-ins have memory then, if there is enough
         return self._aliased[-1]
@@ -246,7 +248,7 @@ def stand_ins_for(
     for group, span in _groups(inputs, constraints, groups):
         members = [(index, inputs[index]) for index, _ in group.members]
         own = constraints if len(members) == 1 else NO_CONSTRAINTS
-        if aliased is not None and _is_aliased(group.members, span, inputs):
+        if aliased is not None and _is_aliased(group.members, span, inputs, aliased.device):
             copy, base = _allocated(*members[0], span, own, aliased.take)
         else:
             copy, base = _allocated(*members[0], span, own)
@@ -286,8 +288,11 @@ def stand_ins_side_by_side(
     return copies, [arena.whole]
 
 
-def _is_aliased(members: Sequence[tuple[int, int]], span: Span, inputs: Sequence[Any]) -> bool:
-    return span.size > LARGE and not may_be_indices(members, inputs)
+def _is_aliased(
+    members: Sequence[tuple[int, int]], span: Span, inputs: Sequence[Any], device: torch.device
+) -> bool:
+    is_here = inputs[members[0][0]].device == device
+    return span.size > LARGE and is_here and not may_be_indices(members, inputs)
 
 
 def _groups(

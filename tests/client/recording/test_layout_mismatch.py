@@ -200,7 +200,15 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     assert all(any(begin <= start and end <= stop for begin, stop in rooms) for start, end in spans)
     asked: list[int] = []
     driver: Any = None  # no input is large
-    call = Call(inputs, {}, LayoutConstraints(worst, apart), input_groups(inputs, ()), driver, asked.append)
+    call = Call(
+        inputs,
+        {},
+        LayoutConstraints(worst, apart),
+        input_groups(inputs, ()),
+        driver,
+        room.device,
+        asked.append,
+    )
     call.stand_ins(is_further=side_by_side)
     assert asked == [sum(each.nbytes for each in places)]
 
