@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.output_reserves import OutputReserve
     from pygraphd.client.recording.size_slot import LayoutConstraints
-    from pygraphd.client.recording.stand_ins import AliasedCopy
 
 NO_MEMORY_TO_VERIFY = "not enough free memory to verify a recording"
 INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
@@ -300,13 +299,12 @@ class Pipeline:
         written = self._facts.written
         copies = stand_ins.bytes_to_copy(call.inputs, call.groups, written)
         memory = sum(memory.bytes for memory in built.replay.layout.memories)
-        aliased: list[AliasedCopy] = []
-        if written and copies + 2 * memory > self._recorder.free_bytes():
-            aliased = call.aliased_copies(written)
-        if aliased:
+        is_short = copies + 2 * memory > self._recorder.free_bytes()
+        aliased = call.aliased_copies(written) if written and is_short else None
+        if aliased is not None:
             # Twice, since the callable runs on them, too.
             copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
-            copies += 2 * sum(each.memory.nbytes for each in aliased)
+            copies += aliased.memory.nbytes
         elif is_doubted:
             copies, memory = 4 * copies, memory + memory // 2
         # With as much again for the call itself, which must get its memory.
@@ -323,7 +321,7 @@ class Pipeline:
             tensors.tensors,
             call.groups,
             written,
-            keeps_inputs=is_doubted and self._facts.is_repeatable and not aliased,
+            keeps_inputs=is_doubted and self._facts.is_repeatable and aliased is None,
             aliased=aliased,
             launch=self._launch,
         )

@@ -29,7 +29,7 @@ LARGE = 1 << 20
 ALIASED_FROM = 32 << 20
 """Bytes of all larger inputs from which on their stand-ins are addresses of `AliasedMemory`."""
 ALIASES = 16
-"""How many times as large as its memory an aliased copy is. Its memory is a prime number of pages: rows at any distance are no aliases."""
+"""How many times as large as their memory aliased copies are. It has a prime number of pages: rows at powers of two are aliases seldom."""
 ALIASED_COPY_FROM = 64 << 20
 """Bytes of the smallest group of inputs that is given an aliased copy, where there is no memory for a whole one."""
 MAX_INDICES_BYTES = 16 << 20
@@ -51,24 +51,29 @@ class StandIns:
 
 
 @dataclass(frozen=True, slots=True)
-class AliasedCopy:
-    """A group of inputs that a verification has no memory to copy, as tensors over little memory that is mapped again and again."""
+class AliasedCopies:
+    """Copies of large inputs side by side over little memory, which is mapped again and again, for a verification without the memory to copy them.
+
+    Kernels that write to parts of one input, or of two that lie side by side, meet no aliases unless they reach further than the memory does.
+    """
 
     memory: torch.Tensor
     """The memory, as 64-bit integers."""
-    source: torch.Tensor
-    """As many bytes of the inputs themselves."""
+    filled: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    """Pieces of the memory, and the bytes of inputs that they begin with."""
     tensors: Mapping[int, torch.Tensor]
-    """The tensors by index of their input. Each is as large as the input, and kernels that write to a small part of it meet no alias of that."""
+    """The tensors by index of their input."""
 
-    def reset(self) -> None:
-        """Fill the memory with values of the inputs."""
-        self.memory.view(torch.uint8).copy_(self.source)
+    def among(self, copies: Sequence[Any]) -> list[Any]:
+        """Return a list of inputs with these among them, and fill the memory anew."""
+        torch_private.copy_all(self.filled)
+        return [self.tensors.get(index, each) for index, each in enumerate(copies)]
 
-    def seen(self) -> dict[int, torch.Tensor | None]:
-        """Return what the memory holds, for the first of the inputs, and None for the others."""
+    def left(self, copies: Sequence[Any], memory: torch.Tensor) -> list[Any]:
+        """Return a list of inputs with `memory` in place of the first of these, and None in place of the others."""
         first, *others = self.tensors
-        return {first: self.memory.clone().view(self.tensors[first].dtype), **dict.fromkeys(others)}
+        seen = {first: memory.view(self.tensors[first].dtype), **dict.fromkeys(others)}
+        return [seen.get(index, each) for index, each in enumerate(copies)]
 
 
 @dataclass(slots=True)
@@ -112,21 +117,30 @@ class Call:
         bound = [self.staged.get(index, value) for index, value in enumerate(tensors)]
         return StandIns(tensors, memory, bound, ranges)
 
-    def aliased_copies(self, written: Collection[int]) -> list[AliasedCopy]:
-        """Return copies with little memory of the large inputs with an index in `written`; none where memory cannot be mapped."""
-        found = []
-        for group, span in self.groups:
-            is_here = self.inputs[group.members[0][0]].device == self.device
-            if not (_may_alias(span, written) and is_here and is_copied(group, span, written)):
-                continue
-            aliased = self._alias(_bytes_for(span), _prime(span.size // (ALIASES * PAGE)))
-            if aliased is None:
-                return []
+    def aliased_copies(self, written: Collection[int]) -> AliasedCopies | None:
+        """Return copies with little memory of the large inputs with an index in `written`; None where memory cannot be mapped."""
+        chosen = [each for each in self.groups if self._may_alias(*each, written)]
+        chosen.sort(
+            key=lambda each: each[0].members[0][0]
+        )  # what a kernel takes together is mostly side by side
+        size = sum(_bytes_for(span) for _, span in chosen)
+        aliased = self._alias(size, prime_from(size // (ALIASES * PAGE))) if chosen else None
+        if aliased is None:
+            return None
+        memory, taken = aliased.memory, 0
+        filled, tensors = [], dict[int, torch.Tensor]()
+        for group, span in chosen:
             members = [(index, self.inputs[index]) for index, _ in group.members]
             whole, base = _allocated(*members[0], span, NO_CONSTRAINTS, aliased.take)
-            source = bytes_of(members[0][1], span)[: aliased.memory.nbytes]
-            found.append(AliasedCopy(aliased.memory, source, dict(_laid_over(whole, base, members, span))))
-        return found
+            tensors.update(_laid_over(whole, base, members, span))
+            place = memory.view(torch.uint8)[taken:][: whole.nbytes][base:][: span.size]
+            filled.append((place, bytes_of(members[0][1], span)[: place.numel()]))
+            taken += whole.nbytes
+        return AliasedCopies(memory, filled, tensors)
+
+    def _may_alias(self, group: InputGroup, span: Span, written: Collection[int]) -> bool:
+        is_here = self.inputs[group.members[0][0]].device == self.device
+        return is_here and _is_large(span, written) and is_copied(group, span, written)
 
     def _alias(self, size: int, pages: int = 0) -> AliasedMemory | None:
         try:
@@ -154,10 +168,10 @@ def bytes_to_copy(
 ) -> int:
     """Return the memory that `copies_of` takes, `but_large` without that for inputs that may have aliased copies."""
     copied = _to_copy(inputs, groups, written)
-    return sum(_bytes_for(span) for _, span in copied if not but_large or not _may_alias(span, written))
+    return sum(_bytes_for(span) for _, span in copied if not but_large or not _is_large(span, written))
 
 
-def _may_alias(span: Span, written: Collection[int] | None) -> bool:
+def _is_large(span: Span, written: Collection[int] | None) -> bool:
     return written is not None and span.size >= ALIASED_COPY_FROM
 
 
@@ -198,7 +212,7 @@ def is_copied(group: InputGroup, span: Span, written: Collection[int] | None) ->
     return written is None or span.size <= LARGE or any(index in written for index, _ in group.members)
 
 
-def _prime(least: int) -> int:
+def prime_from(least: int) -> int:
     """Return the smallest prime number that is no less than a number."""
     return next(
         n for n in itertools.count(max(least, 2)) if all(n % each for each in range(2, math.isqrt(n) + 1))

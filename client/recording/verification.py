@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.recording.alias_sets import InputGroups
-    from pygraphd.client.recording.stand_ins import AliasedCopy
+    from pygraphd.client.recording.stand_ins import AliasedCopies
     from pygraphd.client.replay.replay import Replay
 
 POISON = 0xFF
@@ -84,7 +84,7 @@ class Verification:
         written: Collection[int] | None = None,
         *,
         keeps_inputs: bool = False,
-        aliased: Sequence[AliasedCopy] = (),
+        aliased: AliasedCopies | None = None,
         launch: Runnable | None = None,
     ) -> None:
         """Run the replay, and set the generator back.
@@ -94,7 +94,7 @@ class Verification:
         all) may be written. With `keeps_inputs` the callable can run on the inputs again. Raises what `copies_of` and `Replay.run` raise,
         and `NotRelocatableError` if an input has changed that is only to be read; else inputs and generator are as they were.
 
-        Inputs with an `aliased` copy are not copied. As KERNELS on the inputs themselves do not compute the same as a replay on these,
+        Inputs with `aliased` copies are not copied. As KERNELS on the inputs themselves do not compute the same as a replay on these,
         `launch` runs on them as well, and results are compared at once. Raises `TransientError` if they differ: aliases may be to blame.
         """
         self._inputs = list(inputs)
@@ -132,31 +132,24 @@ class Verification:
             raise NotRelocatableError(WROTE_TO_INPUT)
         self._wrote_between = bool(between) and changed[0]
         self._wrote_to_old = any(changed[len(between[:1]) :])
-        if aliased:
-            assert launch is not None
-            self._compare_aliased(groups, launch)
+        if aliased is not None and launch is not None:
+            self._compare_aliased(aliased, groups, launch)
 
     def _copied(self, groups: InputGroups) -> list[Any]:
         """Return copies of the inputs that may be written, aliased ones among them."""
-        tensors = {index: each for copy in self._aliased for index, each in copy.tensors.items()}
-        others = [(group, span) for group, span in groups if group.members[0][0] not in tensors]
-        copies = copies_of(self._inputs, others, self._written)
-        for copy in self._aliased:
-            copy.reset()
-        return [tensors.get(index, each) for index, each in enumerate(copies)]
+        if self._aliased is None:
+            return copies_of(self._inputs, groups, self._written)
+        others = [each for each in groups if each[0].members[0][0] not in self._aliased.tensors]
+        return self._aliased.among(copies_of(self._inputs, others, self._written))
 
-    def _left(self, copies: Sequence[Any]) -> list[Any]:
-        """Return copies of the inputs as a run has left them."""
-        seen = {index: each for copy in self._aliased for index, each in copy.seen().items()}
-        return [seen.get(index, each) for index, each in enumerate(copies)]
-
-    def _compare_aliased(self, groups: InputGroups, launch: Runnable) -> None:
-        replayed, copies = self._left(self._copies), self._copied(groups)
+    def _compare_aliased(self, aliased: AliasedCopies, groups: InputGroups, launch: Runnable) -> None:
+        replayed, copies = aliased.left(self._copies, aliased.memory.clone()), self._copied(groups)
         try:
             outputs = launch(list(copies))
         finally:
             self._put_generator(self._began)
-        mine, right = Values(self._comparable(outputs), replayed), Values(outputs, self._left(copies))
+        mine = Values(self._comparable(outputs), replayed)
+        right = Values(outputs, aliased.left(copies, aliased.memory))
         if found := compare(mine, right, tolerance_of((*self._inputs, *outputs))) or self._misplaced(outputs):
             raise TransientError(f"{found}, without the memory to copy what it writes")
         self._outputs = ()
@@ -172,7 +165,7 @@ class Verification:
             return Disagreement("it writes to where it was recorded")
         if self._wrote_between:
             return Disagreement("it writes beyond its memory")
-        if self._aliased:
+        if self._aliased is not None:
             return None  # they were compared
         again = None
         if launch is not None and self._kept is not None:

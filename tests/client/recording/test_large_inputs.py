@@ -11,7 +11,9 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.recording import stand_ins, verification
+from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.stand_ins import Call
 from pygraphd.client.replay.relocation_table import PAGE
 from tests.support.recording_case import Case, Operations, Recording, case, is_transient
 
@@ -224,9 +226,37 @@ def test_a_wrong_recording_of_such_a_call_is_not_used(case: Case, is_hidden: boo
     assert entries[1].item() == 4
 
 
-def test_rows_at_any_distance_of_pages_are_no_aliases() -> None:
-    for least, prime in ((0, 2), (2, 2), (4, 5), (800, 809)):
-        assert stand_ins._prime(least) == prime
+def test_aliased_copies_lie_side_by_side_and_begin_with_the_values_of_the_inputs(emulator: Emulator) -> None:
+    caches = [
+        torch.zeros(stand_ins.ALIASED_COPY_FROM // 4) for _ in range(20)
+    ]  # never written pages take no memory
+    for number, each in enumerate(caches):
+        each[:9] = number
+    inputs, cpu = [torch.zeros(4), *caches], torch.device("cpu")
+    call = Call(inputs, {}, stand_ins.NO_CONSTRAINTS, input_groups(inputs, ()), emulator.driver, cpu, bool)
+    copies = call.aliased_copies(range(1, 20))
+    assert copies is not None
+
+    for _ in range(2):
+        given = copies.among(inputs)
+        assert given[0] is inputs[0]
+        assert given[20] is inputs[20]
+        assert all(mine.shape == each.shape for mine, each in zip(given, inputs, strict=True))
+        assert [given[1][-1].item(), given[2][0].item()] == [0, 1]
+        given[1].fill_(7)
+        assert given[2][:9].tolist() == [1] * 9
+        assert (given[19] == 7).any()
+    left = copies.left(given, copies.memory)
+    assert left[:2] == [inputs[0], left[1]]
+    assert left[2:20] == [None] * 18
+    assert copies.memory.nbytes == PAGE * stand_ins.prime_from(2 * 19 * 32 // 32)
+    del given, left, copies
+    call.close()
+
+
+@pytest.mark.parametrize(("least", "prime"), [(0, 2), (2, 2), (4, 5), (800, 809)])
+def test_the_next_prime_number_is_found(least: int, prime: int) -> None:
+    assert stand_ins.prime_from(least) == prime
 
 
 def test_a_byte_that_changes_and_words_that_change_places_change_the_checksum() -> None:
