@@ -124,7 +124,7 @@ class Call:
             key=lambda each: each[0].members[0][0]
         )  # what a kernel takes together is mostly side by side
         size = sum(_bytes_for(span) for _, span in chosen)
-        aliased = self._alias(size, prime_from(size // (ALIASES * PAGE))) if chosen else None
+        aliased = self._alias(size, prime_from(1 + size // (ALIASES * PAGE))) if chosen else None
         if aliased is None:
             return None
         memory, taken = aliased.memory, 0

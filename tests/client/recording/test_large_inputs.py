@@ -249,7 +249,7 @@ def test_aliased_copies_lie_side_by_side_and_begin_with_the_values_of_the_inputs
     left = copies.left(given, copies.memory)
     assert left[:2] == [inputs[0], left[1]]
     assert left[2:20] == [None] * 18
-    assert copies.memory.nbytes == PAGE * stand_ins.prime_from(2 * 19 * 32 // 32)
+    assert copies.memory.nbytes == PAGE * stand_ins.prime_from(2 * 19)
     del given, left, copies
     call.close()
 
