@@ -35,3 +35,7 @@ class NotRelocatableError(Exception):
 
 class TransientError(NotRelocatableError):
     """A graph cannot be recorded now, for a reason that does not lie in the graph."""
+
+
+class NoMemoryError(TransientError):
+    """There is not enough free memory for recording and for the call that follows."""

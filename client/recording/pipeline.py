@@ -19,7 +19,12 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError, NotRelocatableError, TransientError
+from pygraphd.client.backend.errors import (
+    FallbackError,
+    NoMemoryError,
+    NotRelocatableError,
+    TransientError,
+)
 from pygraphd.client.common import log
 from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
@@ -100,10 +105,6 @@ class Attempt:
         self.call.close()
 
 
-class _NoMemoryError(TransientError):
-    """There is not enough free memory for recording and for the call that follows."""
-
-
 class Pipeline:
     """Makes the recordings of one callable."""
 
@@ -140,7 +141,7 @@ class Pipeline:
             with self._timed(), _no_garbage_collection():
                 return self._record(inputs, staged, constraints, is_doubted=is_doubted)
         except (TransientError, torch.OutOfMemoryError) as error:
-            is_short = isinstance(error, _NoMemoryError | torch.OutOfMemoryError)
+            is_short = isinstance(error, NoMemoryError | torch.OutOfMemoryError)
             code = ReasonCode.NO_MEMORY_TO_RECORD if is_short else ReasonCode.CANNOT_CAPTURE_NOW
             return Refusal(_first_line(error), Persistence.TRANSIENT, code)
         except NotRelocatableError as error:
@@ -233,8 +234,8 @@ class Pipeline:
             tensors = call.stand_ins()
             try:
                 capture = self._capture_on(tensors)
-            except NotRelocatableError:
-                if not call.has_aliases:
+            except NotRelocatableError as error:
+                if isinstance(error, TransientError) or not call.has_aliases:
                     raise
                 call.has_aliases = False  # an operator may ask more of memory than an address
                 tensors = call.stand_ins()
@@ -328,7 +329,7 @@ class Pipeline:
 
     def _make_sure_of(self, size: int) -> None:
         if size > self._recorder.free_bytes():
-            raise _NoMemoryError(NO_MEMORY_TO_VERIFY)
+            raise NoMemoryError(NO_MEMORY_TO_VERIFY)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.errors import NotRelocatableError, TransientError
+from pygraphd.client.backend.errors import NoMemoryError, NotRelocatableError
 from pygraphd.client.recording.comparison import (
     Again,
     Disagreement,
@@ -95,7 +95,7 @@ class Verification:
         and `NotRelocatableError` if an input has changed that is only to be read; else inputs and generator are as they were.
 
         Inputs with `aliased` copies are not copied. As KERNELS on the inputs themselves do not compute the same as a replay on these,
-        `launch` runs on them as well, and results are compared at once. Raises `TransientError` if they differ: aliases may be to blame.
+        `launch` runs on them as well, and results are compared at once. Raises `NoMemoryError` if they differ: aliases may be to blame.
         """
         self._inputs = list(inputs)
         self._replay: Replay | None = replay
@@ -132,7 +132,7 @@ class Verification:
             raise NotRelocatableError(WROTE_TO_INPUT)
         self._wrote_between = bool(between) and changed[0]
         self._wrote_to_old = any(changed[len(between[:1]) :])
-        if aliased is not None and launch is not None:
+        if aliased is not None and launch is not None and not (self._wrote_between or self._wrote_to_old):
             self._compare_aliased(aliased, groups, launch)
 
     def _copied(self, groups: InputGroups) -> list[Any]:
@@ -151,7 +151,7 @@ class Verification:
         mine = Values(self._comparable(outputs), replayed)
         right = Values(outputs, aliased.left(copies, aliased.memory))
         if found := compare(mine, right, tolerance_of((*self._inputs, *outputs))) or self._misplaced(outputs):
-            raise TransientError(f"{found}, without the memory to copy what it writes")
+            raise NoMemoryError(f"{found}, without the memory to copy what it writes")
         self._outputs = ()
 
     def disagreement(self, outputs: Sequence[Any], launch: Runnable | None = None) -> Disagreement | None:

@@ -222,7 +222,7 @@ def test_a_wrong_recording_of_such_a_call_is_not_used(case: Case, is_hidden: boo
     assert (run.refusal or "").startswith(
         "verification: " + ("it writes to where" if is_hidden else "input 0 differs")
     )
-    assert is_hidden or is_transient(run)
+    assert is_hidden or (is_transient(run) and case.recorder.captures == 1)
     assert entries[1].item() == 4
 
 
