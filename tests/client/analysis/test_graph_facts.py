@@ -27,7 +27,7 @@ def test_any_input_may_be_written_where_that_is_not_known(
     donated: frozenset[int] | None, is_repeatable: bool, written: set[int] | None
 ) -> None:
     compiled: Any = SimpleNamespace(
-        text="", is_inference=True, is_repeatable=is_repeatable, is_vouched=True, saved=frozenset(),
+        text="", is_inference=True, collectives=(), is_repeatable=is_repeatable, is_vouched=True, saved=frozenset(),
         donated_inputs=donated, mutated_inputs=(0,),
     )  # fmt: skip
 
