@@ -146,9 +146,10 @@ class Graph:
 
     @property
     def name(self) -> str:
-        """The name of this graph in logs: its kind, the first digits of its digest, and its sizes."""
+        """The name of this graph in logs and traces: its kind, the first digits of its digest, its partition if there are more, and its sizes."""
+        part = f" {self.partition + 1}/{self.partitions}" if self.partitions > 1 else ""
         sizes = f" at {','.join(map(str, self.sizes))}" if self.sizes else ""
-        return f"{self.kind.value} {self.digest[:12]}{sizes}"
+        return f"{self.kind.value} {self.digest[:12]}{part}{sizes}"
 
     def at(self, sizes: tuple[int, ...]) -> Graph:
         """Return this graph at one set of dynamic sizes, with a digest of its own; raises InvalidMessageError if they are too many."""

@@ -198,6 +198,8 @@ class Recordings(_Refusing):
         return outputs
 
     def _replay(self, slot: SizeSlot, replay: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
+        if torch_private.is_profiled():
+            replay = torch_private.named(replay, f"pygraph: {self._name(slot)}")
         reason = mismatch = None
         try:
             outputs, drawn = replay(inputs)
@@ -340,8 +342,11 @@ class Recordings(_Refusing):
         if len(recorded := self._recorded()) > self._max_recordings:
             self._drop(recorded[0])
 
+    def _name(self, slot: SizeSlot) -> str:
+        return f"{self.facts.name} at {','.join(map(str, slot.size))}" if slot.size else self.facts.name
+
     def _log(self, slot: SizeSlot, text: str) -> None:
-        log.info("%s%s: %s", self.facts.name, f" at {slot.size}" if slot.size else "", text)
+        log.info("%s: %s", self._name(slot), text)
 
     def trim(self) -> None:
         """Give back free memory and the workspaces of BLAS libraries, once there is a recording. Raises nothing."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from pygraphd.client.backend.torch_private.profiling import profiler_flag
 from pygraphd.client.backend.torch_private.requirements import lacking
 
 Allocator = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
@@ -109,7 +110,7 @@ def missing_for_helper() -> str | None:
 def configure_helper(helper: Any) -> str | None:
     """Give the helper the addresses and offsets of this torch, and try it; return why it cannot be used, or None."""
     functions = (_function(library, name) for library, name in _LIBTORCH)
-    helper.configure(torch._C.TensorBase, _handle_offset(), *functions)
+    helper.configure(torch._C.TensorBase, _handle_offset(), *profiler_flag(), *functions)
     with _without_modes_of_the_user():
         tensors = _own_tensors()
         if helper.data_pointers(tensors) != [tensor.data_ptr() for tensor in tensors]:

@@ -334,7 +334,7 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t given) 
     }
     PyObject *inputs = args[INPUTS], *owner = args[OWNER], *launched = NULL, *result = NULL;
     FusedReplay *replay = PyList_Check(inputs) ? replay_of(args[REPLAYS], args[INTEGERS], inputs) : NULL;
-    if (replay == NULL || replay->replays >= replay->next_check || !hold(args[CONDITIONS])) {
+    if (replay == NULL || replay->replays >= replay->next_check || is_profiled() || !hold(args[CONDITIONS])) {
         Py_XDECREF(replay);
         return PyObject_CallOneArg(owner, inputs);
     }

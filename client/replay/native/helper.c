@@ -17,16 +17,19 @@ static struct {
     int32_t (*view_as)(void *tensor, int32_t dtype, void **made);
     int32_t (*destroy)(void *tensor);
     PyObject *(*wrap)(void *tensor); /* moves the tensor into the object */
+    PyObject *flags, *profiler;      /* `flags[profiler]` is True while a profiler runs */
 } torch;
 
 static PyObject *configure(PyObject *module, PyObject *args) {
-    PyObject *type;
+    PyObject *type, *flags, *profiler;
     Py_ssize_t offset;
     unsigned long long get_data_ptr, reinterpret, view_as, destroy, wrap;
-    if (!PyArg_ParseTuple(args, "O!nKKKKK", &PyType_Type, &type, &offset, &get_data_ptr, &reinterpret, &view_as, &destroy,
-                          &wrap))
+    if (!PyArg_ParseTuple(args, "O!nO!UKKKKK", &PyType_Type, &type, &offset, &PyDict_Type, &flags, &profiler, &get_data_ptr,
+                          &reinterpret, &view_as, &destroy, &wrap))
         return NULL;
     Py_INCREF(type); /* for good: what was configured before may be in use */
+    torch.flags = Py_NewRef(flags);
+    torch.profiler = Py_NewRef(profiler);
     torch.type = (PyTypeObject *)type;
     for (int i = 0; i < 2; i++) Py_CLEAR(torch.subtypes[i]);
     torch.offset = offset;
@@ -63,6 +66,8 @@ static void *tensor_of(PyObject *object) {
     }
     return (char *)object + torch.offset;
 }
+
+static inline int is_profiled(void) { return torch.flags != NULL && PyDict_GetItem(torch.flags, torch.profiler) == Py_True; }
 
 static int are_lists(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted) {
     int right = given == wanted;
@@ -288,7 +293,8 @@ static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *bl
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
-     "configure(type, offset, get_data_ptr, reinterpret, view_as, destroy, wrap): the tensor type, its C++ pointer's offset, and functions."},
+     "configure(type, offset, flags, profiler, get_data_ptr, reinterpret, view_as, destroy, wrap): the tensor type, its C++ pointer's\n"
+     "offset, a dict and the key under which it has True while a profiler runs, and functions."},
     {"data_pointers", (PyCFunction)(void (*)(void))data_pointers, METH_FASTCALL, "data_pointers(tensors): return the address of each."},
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
      "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
@@ -306,7 +312,7 @@ static PyMethodDef methods[] = {
     {"tick", tick, METH_NOARGS, "tick(): return the next number in the order of all calls."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(replays, integers, conditions, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if each of\n"
-     "`conditions`, a (function, value), holds. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
+     "`conditions`, a (function, value), holds and no profiler runs. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
      "owner.replay_failed(inputs, exception)."},
     {NULL, NULL, 0, NULL}};
 

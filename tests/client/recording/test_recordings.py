@@ -412,12 +412,12 @@ def test_what_becomes_of_a_recording_is_logged(case: Case, caplog: pytest.LogCap
 
     differs = "verification: output 0 differs by 25 % of its largest value"
     assert [each.getMessage() for each in caplog.records] == [
-        "forward abc at (1,): recording",
-        "forward abc at (1,): recorded and verified: 1 nodes",
-        "forward abc at (3,): recording",
-        f"forward abc at (3,): not recorded: {differs} (refused: ONE_CALL)",
-        "forward abc at (3,): recording",
-        f"forward abc at (3,): not recorded: {differs} (refused: PERMANENT)",
+        "forward abc at 1: recording",
+        "forward abc at 1: recorded and verified: 1 nodes",
+        "forward abc at 3: recording",
+        f"forward abc at 3: not recorded: {differs} (refused: ONE_CALL)",
+        "forward abc at 3: recording",
+        f"forward abc at 3: not recorded: {differs} (refused: PERMANENT)",
     ]
 
 

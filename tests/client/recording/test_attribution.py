@@ -1,0 +1,116 @@
+"""A trace of torch's profiler names the compiled graph around each launch of a GRAPH; without a profiler a call is as short as ever."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.schema.messages import Graph, Kind
+from tests.support.recording_case import Case, Operations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pygraphd.client.recording.recordings import Recordings
+    from tests.support.emulator import Allocator, Emulator
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler"),
+]
+
+GRAPH = Graph("0123456789abcdef" * 4, Kind.BACKWARD, 1, 3, operators=5)
+NAME = "pygraph: backward 0123456789ab 2/3"
+
+
+@pytest.fixture
+def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
+    case = Case(emulator, allocator)
+    yield case
+    case.close()
+
+
+def doubled(operations: Operations, inputs: list[Any]) -> Any:
+    return (operations.add(inputs[-1], inputs[-1]),)
+
+
+def recorded(case: Case, *sizes: int) -> Recordings:
+    made = case.made(doubled, GraphFacts(name=GRAPH.name, digest=GRAPH.digest))
+    for _ in range(4):
+        made.run([*sizes, case.floats(1, 1)])
+    assert len(made.replays) == 1
+    return made
+
+
+def names(profiler: Any) -> list[str]:
+    """Return the annotations of the user's kind, which the profiler draws over the GPU's kernels as well."""
+    return [each.name for each in profiler.events() if each.is_user_annotation and "pygraph" in each.name]
+
+
+def profiled() -> Any:
+    return profile(activities=[ProfilerActivity.CPU], acc_events=True)
+
+
+@pytest.mark.parametrize("sizes", [(), (8, 3)])
+def test_a_trace_names_the_graph_at_each_launch(case: Case, sizes: tuple[int, ...]) -> None:
+    made = recorded(case, *sizes)
+    before = made.replays[0].counts.fused
+
+    with profiled() as profiler:
+        outputs = [made.run([*sizes, case.floats(i, i)])[0].tolist() for i in range(3)]
+
+    assert names(profiler) == [NAME + (" at 8,3" if sizes else "")] * 3
+    assert outputs == [[2.0 * i] * 2 for i in range(3)]
+    assert made.replays[0].counts.fused == before + 3
+
+
+def test_kernels_are_not_named_as_a_graph(case: Case) -> None:
+    made = recorded(case)
+    case.recorder.capturing = True
+
+    with profiled() as profiler:
+        made.run([case.floats(1, 1)])
+
+    assert names(profiler) == []
+
+
+def test_only_while_a_profiler_runs_does_a_call_leave_the_helper(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recorded(case)
+    run = made.run
+    python: list[Any] = []
+    replay = made._replay
+
+    def noted(*given: Any) -> Any:
+        python.append(given)
+        return replay(*given)
+
+    monkeypatch.setattr(made, "_replay", noted)
+    seen = []
+    for running in (False, True, False):
+        with profiled() if running else contextlib.nullcontext():
+            run([case.floats(1, 1)])
+        seen.append(len(python))
+
+    assert seen == [0, 1, 1]
+
+
+def test_an_error_in_a_launch_is_a_fallback_all_the_same(case: Case) -> None:
+    made = recorded(case)
+    replay = made.replays[0]
+    replay.counts.expect = lambda _stream: 1 / 0  # type: ignore[assignment]
+
+    with profiled() as profiler:
+        outputs = made.run([case.floats(3, 3)])
+
+    assert outputs[0].tolist() == [6.0, 6.0]
+    assert names(profiler) == [NAME]
+    assert case.report.fallbacks["a replay failed: ZeroDivisionError"] == 1
+    assert torch.autograd.profiler._is_profiler_enabled is False
