@@ -21,6 +21,7 @@ from pygraphd.client.dispatch.partition import Context, Partition
 from pygraphd.client.dispatch.shapes import DecidedSize, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema import policy
+from pygraphd.schema.messages import MAX_SIZES, Record
 from pygraphd.schema.reasons import ReasonCode, because
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pygraphd.client.decisions.decision_service import Known
     from pygraphd.client.dispatch.shapes import Sizes
     from pygraphd.schema.messages import Decision, Graph
+    from pygraphd.schema.reasons import Reason
 
 
 CAPTURED_BY_OTHERS = "its partitions are captured by something else than Inductor's own"
@@ -100,8 +102,12 @@ class CompiledGraph:
     def _slot(self, graph: Graph, launch: Runnable, device_index: int, facts: GraphFacts | None) -> Slot:
         """Return the slot of a partition, which runs it as decided, by its sizes if it may have any."""
         slot, context = Slot(launch), self._context
+        is_decided_by_size = self._facts.has_dynamic_sizes and context.role is ALONE
+        note_wrong = functools.partial(_mark_wrong, context, graph, is_by_size=is_decided_by_size)
         relocate = (
-            context.recordings(launch, device_index, replace(facts, name=graph.name, digest=graph.digest))
+            context.recordings(
+                launch, device_index, replace(facts, name=graph.name, digest=graph.digest), note_wrong
+            )
             if facts is not None and not self._facts.calls_host_operators
             else None
         )
@@ -112,7 +118,7 @@ class CompiledGraph:
             self._partition(graph, slot, None).only_kernels(decision)
             return slot
         partition = self._partition(graph, slot, Candidates(launch, device_index, relocate))
-        if self._facts.has_dynamic_sizes and self._context.role is ALONE:
+        if is_decided_by_size:
             slot.run = ShapeDispatcher(
                 launch,
                 context.bounds,
@@ -136,6 +142,13 @@ class CompiledGraph:
         at_size = Partition(self._context, graph, slot, candidates, known, sizes)
         at_size.decide()
         return DecidedSize(slot, at_size.close)
+
+
+def _mark_wrong(context: Context, graph: Graph, sizes: Sizes, reason: Reason, *, is_by_size: bool) -> None:
+    """Record that a GRAPH failed a result check, whichever rank found it: later programs run the partition as KERNELS."""
+    if is_by_size and 0 < len(sizes) <= MAX_SIZES:
+        graph = graph.at(sizes)
+    context.decisions.cache.record(context.environment, [Record(graph, policy.only_kernels(reason))])
 
 
 # --- graphs of which Inductor captures no part ---

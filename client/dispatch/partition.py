@@ -40,8 +40,10 @@ class Context:
     decisions: DecisionService
     bounds: Bounds
     """Bounds on the dynamic sizes that have decisions of their own."""
-    recordings: Callable[[Runnable, int, GraphFacts], Relocating | None]
-    """Returns the recordings of a callable on a device; None if it cannot be recorded."""
+    recordings: Callable[
+        [Runnable, int, GraphFacts, Callable[[tuple[int, ...], Reason], None]], Relocating | None
+    ]
+    """Returns the recordings of a callable on a device; None if it cannot be recorded. See `Devices.recordings`."""
     environment: Environment
     role: RankRole
     """The role of this process among the ranks."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pygraphd.client.backend import torch_private
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pygraphd.client.frontend.settings import Options
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.recordings import Recordings
+    from pygraphd.schema.reasons import Reason
 
 
 class Devices:
@@ -27,8 +29,14 @@ class Devices:
         self._report = report
         self._recorders: dict[int, CudaRecorder | None] = {}
 
-    def recordings(self, launch: Runnable, device_index: int, facts: GraphFacts) -> Recordings | None:
-        """Return a callable as relocatable graphs, if these can be recorded here."""
+    def recordings(
+        self,
+        launch: Runnable,
+        device_index: int,
+        facts: GraphFacts,
+        note_wrong: Callable[[tuple[int, ...], Reason], None],
+    ) -> Recordings | None:
+        """Return a callable as relocatable graphs, if these can be recorded here; for `note_wrong` see `Recordings`."""
         recorder = self.recorder(device_index)
         if recorder is None:
             return None
@@ -36,7 +44,8 @@ class Devices:
         from pygraphd.client.recording.recordings import MAX_RECORDINGS
 
         most = max(self._options.sizes.sizes, MAX_RECORDINGS)
-        return make_recordings(launch, recorder, self._report, facts, most, self._options.recheck_s)
+        recheck_s = self._options.recheck_s
+        return make_recordings(launch, recorder, self._report, facts, most, recheck_s, note_wrong)
 
     def recorder(self, device_index: int) -> CudaRecorder | None:
         """Return the recorder of a GPU; None, and a failure in the report, where nothing can be recorded."""

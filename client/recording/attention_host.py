@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.capture import CudaRecorder
+    from pygraphd.client.recording.size_slot import Size
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
+    from pygraphd.schema.reasons import Reason
 
 ON_THE_GPU = "attention's random state was given on the GPU: its forward was captured otherwise"
 NOT_SENT = "attention's random state could not be sent to the GPU"
@@ -44,11 +46,12 @@ def make_recordings(
     facts: GraphFacts,
     max_recordings: int = MAX_RECORDINGS,
     recheck_s: float = 0.0,
+    note_wrong: Callable[[Size, Reason], None] = lambda *_: None,
 ) -> Recordings:
     """Return the recordings of a callable: `WithHostState` if its graph has RNG state of attention; for the rest see `Recordings`."""
     if facts.state:
         return WithHostState(launch, recorder, report, facts, max_recordings)
-    return Recordings(launch, recorder, report, facts, max_recordings, recheck_s)
+    return Recordings(launch, recorder, report, facts, max_recordings, recheck_s, note_wrong)
 
 
 class _Call(threading.local):

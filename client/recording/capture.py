@@ -118,6 +118,8 @@ class CudaRecorder:
         self._threads = threading.local()
         self._current_device, self.in_capture = torch_private.current_device(), torch_private.in_capture()
         self._is_only_device = torch.cuda.device_count() == 1
+        self.next_check_at = 0.0
+        """The time of `time.monotonic` before which no result check begins on this device; `result_check.py` sets it."""
 
     @property
     def generator(self) -> Any:
@@ -275,6 +277,12 @@ class CudaRecorder:
         """Give free memory back to the device, and the workspaces that libraries keep for calls that are replayed from now on."""
         workspaces.clear()
         workspaces.empty_cache()
+
+    def mark(self) -> torch.cuda.Event:
+        """Return an event with a time, recorded on the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     @property
     def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:

@@ -98,9 +98,14 @@ class Recordings(_Refusing):
         facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,
         recheck_s: float = 0.0,
+        note_wrong: Callable[[Size, Reason], None] = lambda *_: None,
     ) -> None:
-        """Record `launch`, which runs the kernels; results are checked every `recheck_s` seconds (0: never)."""
+        """Record `launch`, which runs the kernels; results are checked every `recheck_s` seconds (0: never).
+
+        `note_wrong` is called with the size of a recording that fails a check, and the reason.
+        """
         self._check = ResultCheck(launch, recorder, report, facts, recheck_s)
+        self._note_wrong = note_wrong
         self._max_recordings = max_recordings
         self._launch = launch
         self.facts = facts
@@ -189,7 +194,9 @@ class Recordings(_Refusing):
         """Run a call at which results may have to be checked."""
         if reason := self._check.verdict(replay):
             self._drop(slot)
-            slot.refusal = Refusal(reason, Persistence.PROCESS)
+            slot.refusal = refusal = Refusal(reason, Persistence.PROCESS, ReasonCode.RESULTS_DIFFER)
+            with guarded(self._report, "marking an entry"):
+                self._note_wrong(slot.size, refusal.why)
             return self._fall_back(reason, inputs)
         given = self._check.begin(replay, inputs)
         outputs = self._replay(slot, replay.drawing, inputs)

@@ -1,4 +1,4 @@
-"""Compares one served call with KERNELS in each interval of `PYGRAPH_RECHECK_S` seconds.
+"""Compares one served call with KERNELS in each interval of `PYGRAPH_RECHECK_S` seconds, and all of a device in at most 0.1 % of the time.
 
 The call returns the results of the GRAPH. After it the callable runs twice as KERNELS on copies of the inputs: once to be compared with
 the GRAPH, and once to find out how much it differs from itself. The outcome is read at a later call.
@@ -41,6 +41,11 @@ CALLS_PER_POLL = 256
 """Calls of a recording between two readings of the clock."""
 CALLS_UNTIL_READ = 16
 """Calls after a check at which its outcome is read: the GPU has mostly got that far, so that the host does not wait."""
+SHARE = 0.0005
+"""Share of the time that all checks on a device take at most. As much again is left for what they cause later: memory that was given back
+to the device is allocated anew."""
+PRESUMED_S = 0.01
+"""Time in seconds that a check is taken to need until its outcome is read."""
 NEVER = sys.maxsize
 DIFFERS = "a GRAPH computed other results than its kernels, and runs as KERNELS from now on"
 
@@ -52,6 +57,9 @@ class Given:
     inputs: list[Any]
     kept: list[Any]
     """The inputs from before the call: copies of those that may be written."""
+    began_s: float
+    mark: Any
+    """The event on the device at the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +71,12 @@ class _Found:
     names: Mapping[int, str]
     compared: Mapping[int, ComparedTensor]
     tolerance: float
+    marks: tuple[Any, Any]
+    """The events on the device at the start and at the end."""
 
     def difference(self) -> str | None:
         """Return the name of a value that differs; None if none does. Waits for the device."""
+        self.marks[1].synchronize()  # the call that reads may be on another stream
         values: list[float] = self.numbers.tolist()
         mine = dict(zip(self.compared, values[: len(self.compared)], strict=True))
         noise = dict(zip(self.compared, values[len(self.compared) :], strict=True))
@@ -109,7 +120,7 @@ class ResultCheck:
         found = self._found.pop(replay, None)
         if found is None:
             return None
-        difference = self._guarded(found.difference)
+        difference = self._guarded(lambda: self._read(found))
         if difference is None:
             return None
         self._report.count(wrong_results=1)
@@ -118,15 +129,29 @@ class ResultCheck:
         log.say(reason, is_logged=True)
         return reason
 
+    def _read(self, found: _Found) -> str | None:
+        began_s = self._clock()
+        difference = found.difference()
+        self._pause(max(self._clock() - began_s, found.marks[0].elapsed_time(found.marks[1]) / 1e3))
+        return difference
+
+    def _pause(self, took_s: float) -> None:
+        """Have no check begin on the device until the time that one took is a small share; then others have their turn first."""
+        recorder = self._recorder
+        recorder.next_check_at = max(recorder.next_check_at, self._clock() + took_s / SHARE)
+        self._due = recorder.next_check_at + self._interval_s
+
     def begin(self, replay: Replay, inputs: Sequence[Any]) -> Given | None:
         """Return the inputs for a check of the next call; None if that is not to be checked. Raises nothing."""
         replay.counts.next_check = replay.counts.replays + CALLS_PER_POLL
-        if self._clock() < self._due:
+        began_s = self._clock()
+        if began_s < max(self._due, self._recorder.next_check_at):
             return None
-        self._due = self._clock() + self._interval_s
+        self._due = began_s + self._interval_s
         with self._guarded:
             if self._recorder.why_not() is None and self._has_memory_for(replay, inputs):
-                return Given(list(inputs), copies_of(inputs, None, self._written))
+                mark = self._recorder.mark()
+                return Given(list(inputs), copies_of(inputs, None, self._written), began_s, mark)
         return None
 
     def end(self, replay: Replay, given: Given, outputs: Sequence[Any]) -> None:
@@ -135,6 +160,7 @@ class ResultCheck:
             self._found[replay] = self._compared(given, outputs)
             self._recorder.trim()
             self._report.count(checked_results=1)
+            self._pause(max(self._clock() - given.began_s, PRESUMED_S))
             replay.counts.next_check = replay.counts.replays + CALLS_UNTIL_READ
 
     def _compared(self, given: Given, outputs: Sequence[Any]) -> _Found:
@@ -154,6 +180,7 @@ class ResultCheck:
             {index: right.name(index) for index in pairs},
             {index: compared_tensor(other) for index, (_, other, _) in pairs.items()},
             tolerance_of(right.all),
+            (given.mark, self._recorder.mark()),
         )
 
     def _is_compared(self, index: int, mine: Any, right: Any) -> bool:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from pygraphd.client.recording.result_check import CALLS_UNTIL_READ, DIFFERS, ResultCheck
+from pygraphd.client.backend.driver import KernelNodeParams, NodeType
+from pygraphd.client.recording.result_check import (
+    CALLS_UNTIL_READ,
+    DIFFERS,
+    PRESUMED_S,
+    SHARE,
+    ResultCheck,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,23 +152,49 @@ def test_a_graph_that_serves_is_checked_and_goes_on(relocated: Relocated) -> Non
     counts = relocated.report.counts
     assert counts["checked_results"] >= 1
     assert counts["wrong_results"] == 0
+    assert dict(relocated.report.failures) == {}
+    recorder = relocated.made[0]._recorder
+    assert recorder.next_check_at > time.monotonic() + 0.5 * PRESUMED_S / SHARE  # the next one waits its time
     assert len(relocated.made[0].replays) == 1
     assert torch.cuda.memory_allocated() <= before + (1 << 20)
 
 
-def test_a_graph_that_is_wrong_is_dropped(relocated: Relocated, capsys: pytest.CaptureFixture[str]) -> None:
-    compiled = torch.compile(affine, mode=MODE, dynamic=False)
+def make_wrong(relocated: Relocated) -> int:
+    """Have each kernel of a recording that was verified run its first block only, once it is written again; return how many change."""
+    changed = 0
+    for replay in [each for made in relocated.made for each in made.replays]:
+        assert replay._executables is not None
+        parameters = replay._executables._parameters
+        for node, (_, _, address, *_) in zip(parameters._nodes, parameters.writes, strict=True):
+            if node.node_type is NodeType.KERNEL:
+                struct = KernelNodeParams.from_address(address)
+                changed += struct.gridDimX > 1
+                struct.gridDimX = 1
+    return changed
+
+
+def test_a_recording_that_is_made_wrong_after_verification_is_found(
+    relocated: Relocated, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled = torch.compile(lambda x: torch.relu(x) * 3 + 1, mode=MODE, dynamic=False)
     for _ in range(CALLS):
-        compiled(randn(64, 64))
-
-    def otherwise(launch: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        return lambda inputs: [each * 2 for each in launch(inputs)]
-
-    check_at_once(relocated, otherwise)
+        compiled(randn(1 << 20))
+    assert make_wrong(relocated) >= 1
+    marked: list[Any] = []
+    relocated.made[0]._note_wrong = lambda *told: marked.append(told)
+    check_at_once(relocated)
+    kept, wrong = [], 0
     for _ in range(2 * CALLS_UNTIL_READ):
-        compiled(randn(64, 64))
+        x = randn(1 << 20)
+        kept.append(x)  # so that each lies elsewhere, and nodes are written
+        found, right = compiled(x), torch.relu(x) * 3 + 1
+        wrong += not torch.allclose(found, right)
+        kept.append(found)
 
+    assert 1 <= wrong <= CALLS_UNTIL_READ + 2
+    torch.testing.assert_close(found, right)
     assert relocated.report.counts["wrong_results"] == 1
     assert len(relocated.made[0].replays) == 0
     assert DIFFERS in str(relocated.made[0].refusal)
-    assert DIFFERS in capsys.readouterr().err
+    assert [reason.code.value for _, reason in marked] == ["results_differ"]
+    assert capsys.readouterr().err.count(DIFFERS) == 1

@@ -21,7 +21,7 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.clock import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -96,6 +96,7 @@ class Relocating:
         self.for_good = True
         self.calls = self.prepared = 0
         self.closed = False
+        self.note_wrong: Callable[[tuple[int, ...], Reason], None] = lambda *_: None
         self.by_size: dict[tuple[int, ...], Relocating] = {}
 
     @property
@@ -129,8 +130,9 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
     """Have there be one, on which what is recorded is told; it refuses the partitions whose numbers are in `REFUSING`."""
     made: list[Relocating] = []
 
-    def recordings(self: Devices, launch: Any, device_index: int, *_: Any) -> Relocating:
+    def recordings(self: Devices, *given: Any) -> Relocating:
         made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
+        made[-1].note_wrong = given[-1]
         return made[-1]
 
     monkeypatch.setattr(Devices, "recordings", recordings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pygraphd.client.recording.recordings import Recordings
+    from pygraphd.client.recording.size_slot import Size
+    from pygraphd.schema.reasons import Reason
     from tests.support.emulator import Allocator, Emulator
 
 
@@ -252,6 +255,8 @@ class HostRecorder:
         self.capturing = False
         self.current_device = 0
         self.between: Callable[[], None] = lambda: None
+        self.next_check_at = 0.0
+        self.marks_apart_ms = 0.0
         self._emulator = emulator
         self._allocator = allocator
 
@@ -317,6 +322,9 @@ class HostRecorder:
     def trim(self) -> None:
         pass
 
+    def mark(self) -> Any:
+        return SimpleNamespace(elapsed_time=lambda _: self.marks_apart_ms, synchronize=lambda: None)
+
     def free_bytes(self) -> int:
         return self.free
 
@@ -347,6 +355,10 @@ class Case:
         self.recorder = HostRecorder(emulator, allocator)
         self.report = Report()
         self._made: list[Recordings] = []
+        self.wrong: list[tuple[Size, Reason]] = []
+
+    def _note_wrong(self, size: Size, reason: Reason) -> None:
+        self.wrong.append((size, reason))
 
     def make(
         self,
@@ -366,7 +378,9 @@ class Case:
     ) -> Recordings:
         launch = self.recorder.compiled(body)
         recorder: Any = self.recorder
-        made = attention_host.make_recordings(launch, recorder, self.report, facts, max_recordings, recheck_s)
+        made = attention_host.make_recordings(
+            launch, recorder, self.report, facts, max_recordings, recheck_s, self._note_wrong
+        )
         self._made.append(made)
         return made
 

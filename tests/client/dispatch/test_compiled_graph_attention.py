@@ -120,7 +120,7 @@ def test_what_is_recorded_is_told_where_the_state_is(
     made: Callable[..., Any] = Devices.recordings
 
     def recordings(self: Devices, *arguments: Any) -> Any:
-        told.append(arguments[-1].state)
+        told.append(arguments[2].state)
         return made(self, *arguments)
 
     monkeypatch.setattr(Devices, "recordings", recordings)

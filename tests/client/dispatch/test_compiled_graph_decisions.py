@@ -58,6 +58,21 @@ def test_the_next_session_is_told_and_measures_nothing(session: Runtime) -> None
     assert sources(second) == {("GRAPH", "cache")}
 
 
+def test_what_a_result_check_has_found_is_marked_for_the_programs_after_this_one(
+    session: Runtime, relocating: list[Relocating]
+) -> None:
+    run(*compile_pair(session))
+    wrong = Reason(ReasonCode.RESULTS_DIFFER, "output 0")
+
+    relocating[0].note_wrong((), wrong)
+
+    second = Runtime(session.locations)
+    assert run(*compile_pair(second), 3) == [(["launched"], ["relocated"])] * 3
+    reasons = [(each["deployment"], each["reason"]["code"]) for each in second.report.summary()["decisions"]]
+    assert ("KERNELS", "results_differ") in reasons
+    assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
+
+
 def test_the_daemon_counts_the_recordings_that_are_saved_where_kernels_are_faster(
     session: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from pygraphd.client.dispatch.shapes import ShapeDispatcher
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.messages import Deployment
-from pygraphd.schema.reasons import ReasonCode
+from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.clock import Clock
 from tests.support.compiled import (
     ENOUGH,
@@ -330,3 +330,17 @@ def test_what_a_group_has_found_is_not_overwritten(session: Runtime, monkeypatch
     Program(second).steps([8], monkeypatch)
 
     expect(second, spooled=1)  # of the backward alone
+
+
+def test_of_sizes_only_the_one_that_a_result_check_has_found_wrong_is_marked(
+    session: Runtime, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(session)
+    program.forward = {8: GRAPH_WINS, 16: GRAPH_WINS}
+    program.steps([8, 16] * ENOUGH, monkeypatch)
+
+    relocating[0].note_wrong((16,), Reason(ReasonCode.RESULTS_DIFFER))
+
+    second = Program(Runtime(session.locations))
+    ran = {size: ahead for size, ahead, _ in second.steps([8, 16] * 4, monkeypatch)}
+    assert ran == {8: "relocated", 16: "launched"}

@@ -112,7 +112,7 @@ def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: "this torch lacks much")
 
     for _ in range(3):
-        assert session.devices.recordings(lambda inputs: None, 0, GraphFacts()) is None
+        assert session.devices.recordings(lambda inputs: None, 0, GraphFacts(), lambda *_: None) is None
 
     assert dict(session.report.failures) == {"relocatable graphs: this torch lacks much": 1}
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.recording.result_check import CALLS_PER_POLL, CALLS_UNTIL_READ, DIFFERS
+from pygraphd.client.recording.result_check import CALLS_PER_POLL, CALLS_UNTIL_READ, DIFFERS, SHARE
+from pygraphd.schema.reasons import ReasonCode
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case
 
@@ -48,12 +49,30 @@ class Constant:
         return (operations.add(inputs[0], constant),)
 
 
+POLL_S = 100.0
+"""Seconds that `CALLS_PER_POLL` calls take by the clock of the checks; a check takes none of it."""
+
+
 def made(case: Case, body: Any, recheck_s: float = 1e-9, facts: GraphFacts | None = None) -> Recordings:
-    return case.made(body, facts or GraphFacts(), recheck_s=recheck_s)
+    run = case.made(body, facts or GraphFacts(), recheck_s=recheck_s)
+    run._check._clock = lambda: POLL_S * (sum(each.counts.replays for each in run.replays) // CALLS_PER_POLL)
+    run._check._due = recheck_s
+    return run
 
 
 def call(case: Case, run: Recordings, times: int) -> list[float]:
     return [run([case.floats(i, i)])[0][0].item() - i for i in range(times)]
+
+
+def make_wrong(run: Recordings) -> None:
+    """Have the kernels of a recording that was verified compute the first of two elements only, from the next write on."""
+    (replay,) = run.replays
+    assert replay._executables is not None
+    words = replay._executables._parameters.words
+    lengths = [index for index, word in enumerate(words) if word == 2]
+    assert lengths
+    for index in lengths:
+        words[index] = 1
 
 
 def failures(case: Case) -> dict[str, int]:
@@ -94,6 +113,40 @@ def test_a_graph_that_has_become_wrong_is_dropped_and_said_to_be(
     assert capsys.readouterr().err == f"pygraph: {reason}\n"
     assert set(call(case, run, 20)) == {3.0}
     case.expect(captured=1)
+
+
+def test_a_recording_that_is_made_wrong_after_verification_is_found_and_marked(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(case, Constant(case))
+    kept = [case.floats(i, i) for i in range(4)]  # so that later inputs lie elsewhere, and nodes are written
+    for each in kept:
+        assert run([each])[0].tolist() == [each[0].item() + 1.0] * 2
+    make_wrong(run)
+
+    results = [run([each])[0].tolist() for each in [case.floats(i, i) for i in range(NEXT_CHECK)]]
+
+    assert results[0][0] != results[0][1]
+    assert results[-1] == [NEXT_CHECK * 1.0] * 2
+    assert run.replays == ()
+    case.expect(wrong_results=1, captured=1)
+    ((size, reason),) = case.wrong
+    assert (size, reason.code, DIFFERS in reason.detail) == ((), ReasonCode.RESULTS_DIFFER, True)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("polls", [0.0, 2.0])
+def test_checks_take_a_small_share_of_the_time_of_a_device(case: Case, polls: float) -> None:
+    """Those of all its recordings together, by the time that the device took, which the host does not see."""
+    case.recorder.marks_apart_ms = 1e3 * SHARE * POLL_S * polls
+    bodies = [Constant(case) for _ in range(2)]
+    runs = [made(case, each, POLL_S) for each in bodies]
+    for _ in range(6 * CALLS_PER_POLL):
+        for run in runs:
+            call(case, run, 1)
+
+    case.expect(checked_results=3 if polls else 5)
+    assert all(each.launches > 2 for each in bodies)  # they take turns
 
 
 def test_what_is_written_to_an_input_is_checked_and_written_once(case: Case) -> None:
