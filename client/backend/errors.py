@@ -8,10 +8,11 @@ IN_A_CAPTURE = "called while the user captures the stream"
 
 
 class LayoutMismatch(enum.Enum):
-    """A difference between the inputs of a call and the layout of its recording."""
+    """A difference between a call and the layout of its recording."""
 
     OVERLAP = "inputs that shared memory when it was recorded lie otherwise"
     ALIGNMENT = "an input is not aligned as it was when it was recorded"
+    HOOKS = "saved-tensor hooks are active, and it was recorded while none were"
 
 
 class FallbackError(Exception):
@@ -22,7 +23,7 @@ class FallbackError(Exception):
 
 
 class LayoutMismatchError(FallbackError):
-    """The inputs of a call do not match the layout of its recording."""
+    """A call does not match the layout of its recording."""
 
     def __init__(self, mismatch: LayoutMismatch) -> None:
         super().__init__(mismatch.value)

@@ -17,7 +17,12 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import IN_A_CAPTURE, FallbackError
+from pygraphd.client.backend.errors import (
+    IN_A_CAPTURE,
+    FallbackError,
+    LayoutMismatch,
+    LayoutMismatchError,
+)
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.pipeline import Pipeline
@@ -53,7 +58,10 @@ TOO_MANY_SIZES = "more sizes than are remembered"
 TOO_MANY_CAPTURES = "captured as often as is allowed"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
-SEEN_BY_HOOKS = "saved-tensor hooks are active, and it was recorded while none were"
+
+
+def _seen_by_hooks(_: list[Any]) -> Any:
+    raise LayoutMismatchError(LayoutMismatch.HOOKS)
 
 
 class _Refusing(abc.ABC):
@@ -166,7 +174,7 @@ class Recordings(_Refusing):
         if self._checks_capture and self._recorder.in_capture():
             return self._fall_back(IN_A_CAPTURE, inputs)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
-            return self._fall_back(SEEN_BY_HOOKS, inputs)
+            return self._replay(slot, _seen_by_hooks, inputs)
         if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
         return self._replay(slot, replay.drawing, inputs)

@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
-from pygraphd.client.recording.recordings import SEEN_BY_HOOKS
+from pygraphd.client.backend.errors import LayoutMismatch
 from tests.support.recording_case import Case, case
 
 if TYPE_CHECKING:
@@ -100,8 +100,25 @@ def test_hooks_that_come_later_see_what_kernels_have_made(case: Case) -> None:
         outputs = run([case.floats(5.0, 0.0)])
     expect(outputs, 5.0)
     assert len({*storages(outputs)}) == COUNT + 1
-    assert case.report.fallbacks[SEEN_BY_HOOKS] == 1
+    assert case.report.fallbacks[LayoutMismatch.HOOKS.value] == 1
     assert len({*storages(run([case.floats(6.0, 0.0)])[1:-1])}) == 1
+
+
+def test_hooks_that_stay_have_it_recorded_anew_for_calls_with_and_without_them(case: Case) -> None:
+    run = made(case)
+    for n in range(1, 5):
+        run([case.floats(float(n), 0.0)])
+    with torch.autograd.graph.saved_tensors_hooks(give_back, give_back):
+        for n in range(5, 9):
+            outputs = run([case.floats(float(n), 0.0)])
+            expect(outputs, float(n))
+            assert len({*storages(outputs)}) == COUNT + 1
+    expect(run([case.floats(9.0, 0.0)]), 9.0)
+
+    (replay,) = run.replays
+    assert replay.counts.replays >= 3
+    case.expect(captured=2)
+    assert case.report.fallbacks[LayoutMismatch.HOOKS.value] == 1
 
 
 @pytest.mark.parametrize("size", [2, 3])

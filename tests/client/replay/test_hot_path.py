@@ -13,7 +13,7 @@ import torch
 
 import pygraphd.client
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.backend.errors import IN_A_CAPTURE
+from pygraphd.client.backend.errors import IN_A_CAPTURE, LayoutMismatch
 from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.client.recording import recordings
@@ -171,7 +171,7 @@ def test_a_hook_that_sees_what_is_saved_has_it_run_as_kernels(case: Case) -> Non
     with torch.autograd.graph.saved_tensors_hooks(lambda each: each, lambda each: each):
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [2]
 
-    assert case.report.fallbacks == {recordings.SEEN_BY_HOOKS: 1}
+    assert case.report.fallbacks == {LayoutMismatch.HOOKS.value: 1}
 
 
 def test_what_does_not_fit_runs_as_kernels_and_is_recorded_when_it_comes_again(case: Case) -> None:
