@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.replay.addresses import extent, storage_of
 from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.layout import Memory
-from pygraphd.client.replay.outputs import Empty, Fixed, Input, Part, View, Whole
+from pygraphd.client.replay.outputs import Empty, Fixed, Flagged, Input, Part, View, Whole
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
     SegmentRange,
@@ -112,8 +113,6 @@ class AliasSets:
             return Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
         if (index := next((at for at, each in enumerate(inputs) if each is value), None)) is not None:
             return Input(index)
-        if value.is_conj() or value.is_neg():
-            raise NotRelocatableError("an output is a conjugate or negative view")
         number = self._set_of(value)
         if number is None:
             return _view_of_input(value, inputs, groups) or Fixed(value)
@@ -122,12 +121,18 @@ class AliasSets:
             return Whole(memory)
         form = tuple(value.size()), tuple(value.stride())
         offset = _elements(begin, value.dtype) + int(value.storage_offset())
-        return Part(memory, *form, offset, value.dtype)
+        part = Part(memory, *form, offset, value.dtype)
+        if not _is_flagged(value):
+            return part
+        none = torch.empty(0, dtype=value.dtype, device=value.device)
+        return Flagged(part, torch_private.viewed_like(none, value))
 
     def _whole(self, number: int) -> torch.Tensor | None:
         """Return the first output that fills its storage."""
         members = (self._outputs[index] for index in self._members[number])
-        return next((each for each in members if extent(each) == storage_of(each)), None)
+        return next(
+            (each for each in members if extent(each) == storage_of(each) and not _is_flagged(each)), None
+        )
 
     def memories(self, first: int) -> tuple[tuple[Memory, ...], list[SegmentRange], list[int]]:
         """Return the allocations of a call for outputs, the segments in them, and their addresses in the capture (0: none)."""
@@ -160,10 +165,16 @@ class AliasSets:
         ]
 
 
+def _is_flagged(value: torch.Tensor) -> bool:
+    return bool(value.is_conj() or value.is_neg())
+
+
 def _view_of_input(value: torch.Tensor, inputs: Sequence[Any], groups: InputGroups) -> Output | None:
     storage = value.untyped_storage().data_ptr()
     for index, each in enumerate(inputs):
         if isinstance(each, torch.Tensor) and each.numel() and each.untyped_storage().data_ptr() == storage:
+            if _is_flagged(value):
+                raise NotRelocatableError("an output is a conjugate or negative view of an input")
             offset = _elements(value.data_ptr() - each.data_ptr(), value.dtype)
             keeps = each.dtype == value.dtype
             return View(index, tuple(value.size()), tuple(value.stride()), offset, value.dtype, keeps)

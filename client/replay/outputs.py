@@ -69,7 +69,16 @@ class Part:
     dtype: torch.dtype
 
 
-Output = Fixed | Empty | Input | View | Whole | Part
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """An output that is a conjugate or negative view of a part."""
+
+    of: Part
+    like: torch.Tensor
+    """A tensor without elements that is such a view."""
+
+
+Output = Fixed | Empty | Input | View | Whole | Part | Flagged
 """How one output is made at each call."""
 
 
@@ -114,11 +123,6 @@ class Outputs:
         found = [lists[which][index] for which, index in self._picks]
         return tuple(found) if self._as_tuple else found
 
-    def memory_of(self, index: int) -> int | None:
-        """Return the index of the allocation that an output lies in; None if it lies in none."""
-        output = self.all[index]
-        return output.memory if isinstance(output, Whole | Part) else None
-
 
 def _piece(index: int, output: Output, dtypes: Sequence[torch.dtype]) -> Piece | None:
     """Return the tensor that the helper is to make for an output; None if it makes no such output."""
@@ -140,5 +144,7 @@ def _made(output: Any, memory: Sequence[Any], inputs: Sequence[Any]) -> torch.Te
     """Return an output that the helper does not make."""
     if isinstance(output, Empty):
         return torch.empty_strided(output.size, output.stride, dtype=output.dtype, device=output.device)
+    if isinstance(output, Flagged):
+        return torch_private.viewed_like(_made(output.of, memory, inputs), output.like)
     base = memory[output.memory] if isinstance(output, Part) else inputs[output.index]
     return torch_private.reinterpret(base, output.dtype, output.size, output.stride, output.offset)

@@ -84,6 +84,8 @@ OF_TYPES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
         lambda x: torch.view_as_real(x.resolve_conj() * 2),
         lambda: randn(16, 64, dtype=torch.complex64).conj(),
     ),
+    "conjugate output": (lambda x: (x * 2).conj(), lambda: randn(16, 64, dtype=torch.complex64)),
+    "negative output": (lambda x: (x * 2).conj().imag, lambda: randn(16, 64, dtype=torch.complex64)),
     "negative": (lambda x: x * 2, lambda: randn(16, 64, dtype=torch.complex64).conj().imag),
     "bool": (lambda x: (x > 0, x.sum() > 0), lambda: randn(9, 9)),
     "indices": (lambda x: x.topk(3), lambda: randn(9, 9)),

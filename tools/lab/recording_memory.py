@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.client.replay.outputs import Flagged, Part, Whole
+
 if TYPE_CHECKING:
     from pygraphd.client.replay.replay import Replay
 
@@ -40,7 +42,8 @@ class Footprint:
 def footprint_of(replay: Replay) -> Footprint:
     """Look at a recording."""
     layout = replay.layout
-    seen = {layout.outputs.memory_of(index) for index in range(len(layout.outputs.all))}
+    parts = [each.of if isinstance(each, Flagged) else each for each in layout.outputs.all]
+    seen = {each.memory for each in parts if isinstance(each, Whole | Part)}
     return Footprint(
         tuple(
             Allocation(Role.OUTPUT if slot in seen else Role.SCRATCH, memory.bytes)

@@ -150,15 +150,34 @@ def test_a_negative_view_is_recorded_as_one(case: Case) -> None:
     assert all(seen)
 
 
-def test_an_output_that_is_a_conjugate_view_is_launched(case: Case) -> None:
+def test_outputs_that_are_conjugate_and_negative_views_are_recorded(case: Case) -> None:
+    """Alone, and beside one that shares their memory and is no such view."""
+
     def body(operations: Operations, inputs: list[Any]) -> Any:
         made = operations.add(inputs[0], inputs[0])
-        return (torch.view_as_complex(made.view(2, 2)).conj(),)
+        conjugate = torch.view_as_complex(made.view(2, 2)).conj()
+        alone = operations.add(inputs[0], inputs[0])
+        return conjugate, conjugate.imag, made, torch.view_as_complex(alone.view(2, 2)).conj()
 
     run = case.make(body)
+    for i in range(5):
+        conjugate, negative, made, alone = run([case.floats(1, 2, 3, i)])
+        assert alone.tolist() == [2 - 4j, 6 - 2j * i]
+        assert (conjugate.is_conj(), negative.is_neg(), made.is_conj()) == (True, True, False)
+        assert conjugate.tolist() == [2 - 4j, 6 - 2j * i]
+        assert negative.tolist() == [-4, -2 * i]
+        assert made.tolist() == [2, 4, 6, 2 * i]
+        made += 1
+        assert conjugate.tolist() == [3 - 5j, 7 - (2j * i + 1j)]
+
+    case.expect(captured=1)
+    assert run.replays[0].counts.replays >= 3
+
+
+def test_an_output_that_is_a_negative_view_of_an_input_is_launched(case: Case) -> None:
+    run = case.make(lambda operations, inputs: (operations.add(*inputs * 2), torch._neg_view(inputs[0])))
     for i in range(4):
-        (result,) = run([case.floats(1, 2, 3, i)])
-        assert result.tolist() == [2 - 4j, 6 - 2j * i]
+        assert [each.tolist() for each in run([case.floats(i, 1)])] == [[2 * i, 2], [-i, -1]]
 
     case.expect(captured=0)
-    assert run.refusal == "an output is a conjugate or negative view"
+    assert run.refusal == "an output is a conjugate or negative view of an input"
