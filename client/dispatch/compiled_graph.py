@@ -126,19 +126,36 @@ class CompiledGraph:
                 functools.partial(self._at_size, partition),
                 partition.decide,
                 context.decisions.report,
+                # Its own entry says that another program has decided it by sizes.
+                None if partition.entry is None else functools.partial(self._recall, partition),
             )
         else:
             partition.decide()  # ranks may see different sizes, and decide for all at once
         return slot
 
-    def _at_size(self, partition: Partition, sizes: Sizes) -> DecidedSize:
+    def _recall(self, partition: Partition, sizes: Sizes) -> DecidedSize | None:
+        """Decide a partition at one set of sizes if the cache has a final decision for them."""
+        known = self._known_at(partition, sizes)
+        is_final = known.entry is not None and known.entry.decision.final
+        return self._at_size(partition, sizes, known) if is_final else None
+
+    def _known_at(self, partition: Partition, sizes: Sizes) -> Known:
+        graph = partition.graph.at(sizes)
+        known = self._context.decisions.look_up([graph], self._context.environment)
+        return known.get(graph.digest, NOTHING)
+
+    def _at_size(self, partition: Partition, sizes: Sizes, known: Known | None = None) -> DecidedSize:
         """Decide a partition at one set of sizes."""
         assert partition.candidates is not None
         candidates = partition.candidates.at(sizes)
-        graph, slot, decisions = partition.graph.at(sizes), Slot(candidates.launch), self._context.decisions
-        decisions.report.count(sizes=1)
-        decisions.report.note_graph(partition.graph.digest, sizes)
-        known = decisions.look_up([graph], self._context.environment).get(graph.digest, NOTHING)
+        graph, slot, report = (
+            partition.graph.at(sizes),
+            Slot(candidates.launch),
+            self._context.decisions.report,
+        )
+        known = known or self._known_at(partition, sizes)
+        report.count(sizes=1)
+        report.note_graph(partition.graph.digest, sizes)
         at_size = Partition(self._context, graph, slot, candidates, known, sizes)
         at_size.decide()
         return DecidedSize(slot, at_size.close)

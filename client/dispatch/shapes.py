@@ -1,6 +1,6 @@
 """A compiled graph with dynamic sizes: each size that keeps coming back is decided by itself; all others run as KERNELS.
 
-The number of decided sizes is bounded. A new size replaces the one that was unused for longest, unless that is still in use. The number of
+A size that the cache has a decision for is set up at its first call. The number of decided sizes is bounded. A new size replaces the one that was unused for longest, unless that is still in use. The number of
 replacements is bounded too, since each setup costs time. Needs no torch.
 """
 
@@ -28,6 +28,10 @@ IDLE_TICKS = 16
 """Ticks after which an unused size may be replaced. A tick is a change of size, or a repeated call of an undecided size."""
 SETUPS_PER_SIZE = 4
 """Bound on how often sizes are set up in all, as a multiple of how many are decided at a time."""
+
+MAX_UNKNOWN = 16
+"""By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
+question takes time."""
 
 NOT_YET = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
@@ -61,17 +65,21 @@ class ShapeDispatcher:
         decide: Callable[[Sizes], DecidedSize],
         whole: Callable[[], Runnable],
         report: Report,
+        recall: Callable[[Sizes], DecidedSize | None] | None = None,
     ) -> None:
         """Run undecided sizes by `launch`, and each decided size by the slot that `decide(sizes)` returned.
 
         `begin` is called at the first call with integer inputs. `whole` returns the callable for a graph without integer inputs, or with
-        too many of them.
+        too many of them. `recall(sizes)` does as `decide` if the cache has a decision, and else returns None; it is called at the first
+        call of a size.
         """
         self._launch = launch
         self._bounds = bounds
         self._begin = begin
         self._decide = decide
         self._whole = whole
+        self._recall = recall
+        self._unknown = 0
         self._report = report
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._decided: dict[Sizes, DecidedSize] = {}
@@ -127,10 +135,11 @@ class ShapeDispatcher:
             return self._step_aside(BEING_DECIDED, inputs)
         try:
             reason = self._why_not_decide(sizes)
-            run = self._set_up(sizes) if reason is None else self._launch
+            known = self._recalled(sizes) if reason is NOT_YET else None
+            run = self._set_up(sizes, known) if known or reason is None else None
         finally:
             self._deciding.release()
-        return self._step_aside(reason, inputs) if reason is not None else run(inputs)
+        return run(inputs) if run is not None else self._step_aside(reason or NOT_YET, inputs)
 
     def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
         self._report.count_fallback(reason)
@@ -140,11 +149,24 @@ class ShapeDispatcher:
         calls = self._count(sizes)
         if calls < self._bounds.calls:
             return NOT_YET
-        if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
+        if self._is_used_up():
             return TOO_MANY
         if len(self._decided) < self._bounds.sizes:
             return None
         return TOO_MANY if calls < self._calls_to_make_room() else self._make_room()
+
+    def _recalled(self, sizes: Sizes) -> DecidedSize | None:
+        """Return the decision of the cache for a size at its first call, if there is room for one more."""
+        is_asked = self._recall is not None and self._seen[sizes] == 1 and self._unknown < MAX_UNKNOWN
+        if not is_asked or len(self._decided) >= self._bounds.sizes or self._is_used_up():
+            return None
+        recall = self._recall
+        known = self._guarded(lambda: recall and recall(sizes))
+        self._unknown += 1 if known is None else -1
+        return known
+
+    def _is_used_up(self) -> bool:
+        return self._setups >= SETUPS_PER_SIZE * self._bounds.sizes
 
     def _calls_to_make_room(self) -> int:
         """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.
@@ -170,11 +192,11 @@ class ShapeDispatcher:
         self._guarded(decided.close)
         return None
 
-    def _set_up(self, sizes: Sizes) -> Runnable:
+    def _set_up(self, sizes: Sizes, known: DecidedSize | None) -> Runnable:
         self._setups += 1
         del self._seen[sizes]
         failed = DecidedSize(Slot(self._launch), lambda: None)
-        decided = self._guarded(lambda: self._decide(sizes)) or failed
+        decided = known or self._guarded(lambda: self._decide(sizes)) or failed
         self._decided[sizes] = decided
         self._runs[sizes] = decided.slot
         return decided.slot

@@ -21,8 +21,9 @@ LAUNCHED = "launched"
 class Case:
     """A graph whose decided sizes return themselves."""
 
-    def __init__(self, **bounds: int) -> None:
+    def __init__(self, known: frozenset[int] | None = None, **bounds: int) -> None:
         self.report = Report()
+        self.known, self.asked = known, list[int]()
         self.decided: list[Sizes] = []
         self.open: set[Sizes] = set()
         self.most_open = 0
@@ -34,7 +35,12 @@ class Case:
             self.decide,
             self.whole,
             self.report,
+            None if known is None else self.recall,
         )
+
+    def recall(self, sizes: Sizes) -> DecidedSize | None:
+        self.asked.append(sizes[0])
+        return self.decide(sizes) if self.known and sizes[0] in self.known else None
 
     def decide(self, sizes: Sizes) -> DecidedSize:
         self.decided.append(sizes)
@@ -56,6 +62,22 @@ def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> No
     assert case.calls(8, 16, 8, 24, 8, 8) == [LAUNCHED] * 4 + [(8,)] * 2
     assert case.decided == [(8,)]
     assert case.report.fallbacks == {shapes.NOT_YET: 4}
+
+
+def test_a_size_that_the_cache_knows_is_decided_at_its_first_call_while_there_is_room() -> None:
+    case = Case(known=frozenset({8, 16, 32}), sizes=2, calls=3)
+
+    assert case.calls(8, 24, 24, 16, 32, 16, 8) == [(8,), LAUNCHED, LAUNCHED, (16,), LAUNCHED, (16,), (8,)]
+    assert case.decided == [(8,), (16,)]
+    assert case.asked == [8, 24, 16]
+
+
+def test_a_cache_that_knows_few_sizes_is_not_asked_for_ever() -> None:
+    case = Case(known=frozenset(), sizes=4)
+
+    case.calls(*range(10 * shapes.MAX_UNKNOWN))
+
+    assert case.asked == [*range(shapes.MAX_UNKNOWN)]
 
 
 def test_all_integers_count_in_their_order() -> None:
