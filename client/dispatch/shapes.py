@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Runnable = Callable[[list[Any]], Any]
 Sizes = tuple[int, ...]
 
-REMEMBERED = 64
+REMEMBERED = 512
 """Undecided sizes that are remembered: those seen last, whether or not they come back."""
 IDLE_TICKS = 16
 """Ticks after which an unused size may be replaced. A tick is a change of size, or a repeated call of an undecided size."""
@@ -42,7 +42,7 @@ BEING_DECIDED = "called from another thread while a dynamic size was looked up"
 class Bounds:
     """Bounds of one graph: `sizes` are decided at a time, and a size is set up at its call number `calls`."""
 
-    sizes: int = 8
+    sizes: int = 64
     calls: int = 3
 
 

@@ -7,7 +7,7 @@
 `PYGRAPH_PLACEMENT=0`: CPU values in a graph stay there, and run between what is captured.
 `PYGRAPH_TRUST=all|verify|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
 `PYGRAPH_GRAPH_OPS=namespace,namespace::operator`: custom operators that may be captured, as they do nothing on the host.
-`PYGRAPH_SIZES`: how many dynamic sizes of a graph are decided at a time; 8 by default, 0: none.
+`PYGRAPH_SIZES`: how many dynamic sizes of a graph are decided at a time; 64 by default, 0: none.
 `PYGRAPH_SIZE_CALLS`: the call from which on a dynamic size is decided; 3 by default.
 `PYGRAPH_RECHECK_S`: seconds between two checks of a graph's results, or a length of time; 600 by default, 0: none.
 `PYGRAPH_MAX_AGE`: seconds, or `30d`, `12h`; entries measured longer ago are measured anew; 30 days by default, 0: no limit.
