@@ -12,6 +12,7 @@ class LayoutMismatch(enum.Enum):
 
     OVERLAP = "inputs that shared memory when it was recorded lie otherwise"
     ALIGNMENT = "an input is not aligned as it was when it was recorded"
+    GENERATOR = "it draws random numbers from another generator than when it was recorded"
     HOOKS = "saved-tensor hooks are active, and it was recorded while none were"
 
 

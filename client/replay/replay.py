@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
 from pygraphd.client.replay.native.ffi import Parts, TensorOps
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.rng import PhiloxRange, RngCursor
 
 CLOSED = "its recording has gone for others"
-OTHER_GENERATOR = "it draws random numbers from another generator than when it was recorded"
 
 
 _KNOWN = (FallbackError, DriverError, torch.OutOfMemoryError)
@@ -121,7 +120,7 @@ class Replay:
     def by_steps(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
         """Serve a call as `drawing` does, but step by step in Python, which raises the reason if the call does not fit."""
         if any(inputs[index] is not generator for index, generator in self.layout.generators):
-            raise FallbackError(OTHER_GENERATOR)
+            raise LayoutMismatchError(LayoutMismatch.GENERATOR)
         return self._run(inputs)
 
     def memory(self) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.replay import OTHER_GENERATOR
+from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.replay.rng import GeneratorCursor, Generators
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Generator, as_signed
@@ -185,13 +185,27 @@ def test_a_call_that_is_given_generators_is_recorded_and_serves_these_alone(case
     run = case.make(twice)
     mine, other = OnTheDevice(), OnTheDevice()
 
-    for number, generator in enumerate([mine] * 4 + [other] * 2 + [mine]):
+    for number, generator in enumerate([mine] * 4 + [other] + [mine]):
         assert run([case.floats(number), generator])[0].tolist() == [2 * number]
 
-    assert case.report.fallbacks[OTHER_GENERATOR] == 2
+    assert case.report.fallbacks[LayoutMismatch.GENERATOR.value] == 1
     case.expect(captured=1)
     (replay,) = run.replays
     assert replay.counts.replays == 1 + 2 + 1  # when it was tried, and then
+
+
+def test_a_generator_that_stays_has_it_recorded_anew(case: Case) -> None:
+    run = case.make(twice)
+    mine, other = OnTheDevice(), OnTheDevice()
+
+    for number, generator in enumerate([mine] * 4 + [other] * 5):
+        assert run([case.floats(number), generator])[0].tolist() == [2 * number]
+
+    assert case.report.fallbacks[LayoutMismatch.GENERATOR.value] == 1
+    case.expect(captured=2)
+    (replay,) = run.replays
+    assert [each for _, each in replay.layout.generators] == [other]
+    assert replay.counts.replays == 1 + 3
 
 
 def test_a_generator_of_another_device_is_named(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
