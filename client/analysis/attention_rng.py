@@ -25,10 +25,13 @@ class _Attention:
 
 
 _EFFICIENT = "_scaled_dot_product_efficient_attention"
+_LENGTHS = "_efficient_attention_forward"
+"""The operator for sequences of several lengths, as nested tensors have them."""
 _OPERATORS = {
     "_scaled_dot_product_flash_attention": _Attention(3, frozenset({6}), frozenset({7})),
     "_scaled_dot_product_cudnn_attention": _Attention(5, frozenset({6, 7}), frozenset()),
     _EFFICIENT: _Attention(5, frozenset({2, 3}), frozenset()),
+    _LENGTHS: _Attention(8, frozenset({2, 3}), frozenset()),
 }
 _CALL = re.compile(
     rf"^ +(\w+) = torch\.ops\.aten\.({'|'.join(_OPERATORS)})\.default\(([^()]*)\)", re.MULTILINE
@@ -126,12 +129,10 @@ def _where(mine: Sequence[Sequence[int | None]], of_graph: Iterable[int]) -> tup
 
 _MOVING = "_efficient_attention"
 _STATE = {2: "seeds", 3: "offsets"}
-"""The results of the operator that hold a seed or an offset."""
-_BACKWARD = re.compile(rf"torch\.ops\.aten\.{_EFFICIENT}_backward\.default\(([^()]*)\)")
-_BACKWARD_STATE = (7, 8)
-"""Positions of seed and offset among the arguments of the backward operator."""
-_BACKWARD_DROPOUT = 9
-"""Position of `dropout_p` among these."""
+"""The results of both operators that hold a seed or an offset."""
+_BACKWARDS = {f"{_EFFICIENT}_backward": (7, 8, 9), "_efficient_attention_backward": (12, 13, 11)}
+"""Positions of seed, offset and `dropout_p` among the arguments of the backward operators."""
+_BACKWARD = re.compile(rf"torch\.ops\.aten\.({'|'.join(_BACKWARDS)})\.default\(([^()]*)\)")
 _ANY_CALL = re.compile(rf"torch\.ops\.\w+\.\w*{_MOVING}\w*\.")
 _NOT_CODE = re.compile(r"^ *#.*$|;  (?:\w+ = )+None$", re.MULTILINE)
 
@@ -168,19 +169,20 @@ class _Reading:
 
     def state(self) -> RngState:
         """Return the state of all operators of the graph."""
-        forwards = [call for call in _CALL.findall(self._code) if call[1] == _EFFICIENT]
-        backwards = [arguments.split(", ") for arguments in _BACKWARD.findall(self._code)]
+        forwards = [call for call in _CALL.findall(self._code) if call[1] in {_EFFICIENT, _LENGTHS}]
+        backwards = _BACKWARD.findall(self._code)
         if len(forwards) + len(backwards) != len(_ANY_CALL.findall(self._code)):
             raise _NotUnderstoodError
         found: dict[str, list[int]] = {}
-        for name, _, arguments in forwards:
-            drops = _drops(arguments.split(", "), _OPERATORS[_EFFICIENT].dropout)
+        for name, operator, arguments in forwards:
+            drops = _drops(arguments.split(", "), _OPERATORS[operator].dropout)
             for item, kind in _STATE.items():
                 kept = self._handed_over(self._results.get((name, item)))
                 found.setdefault(kind if drops else "idle_outputs", []).extend(kept)
-        for each in backwards:
-            kind = "inputs" if _drops(each, _BACKWARD_DROPOUT) else "idle_inputs"
-            found.setdefault(kind, []).extend(self._taken(each[position]) for position in _BACKWARD_STATE)
+        for operator, arguments in backwards:
+            (*state, dropout), given = _BACKWARDS[operator], arguments.split(", ")
+            kind = "inputs" if _drops(given, dropout) else "idle_inputs"
+            found.setdefault(kind, []).extend(self._taken(given[position]) for position in state)
         return RngState(**{kind: tuple(indices) for kind, indices in found.items()})
 
     def _handed_over(self, name: str | None) -> list[int]:

@@ -93,6 +93,38 @@ def test_gradients_are_those_of_the_same_code_launched(
     assert mixed.report.fallbacks == ({NOT_YET: ahead + behind} if ahead or behind else {})
 
 
+def attend_within_lengths(dropout: float, begins: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """As `attend`, but of sequences of several lengths, one after the other, which begin at `begins`."""
+    longest = int(begins.diff().max())
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        tokens = x.transpose(1, 2).reshape(1, -1, 4, 32)
+        for _ in range(LAYERS):
+            given = tokens, tokens * 2, tokens + 1, None, begins, begins, longest, longest, dropout, 0, True
+            tokens = torch.ops.aten._efficient_attention_forward(*given)[0]
+        return tokens
+
+    return attend
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("ahead", "behind"), [(True, True), (True, False), (False, True)])
+def test_gradients_of_sequences_of_several_lengths_are_those_of_the_same_code_launched(
+    mixed: Mixed, dropout: float, ahead: bool, behind: bool
+) -> None:
+    begins = torch.tensor([0, 40, 100, 128], dtype=torch.int32, device="cuda")
+    run = attend_within_lengths(dropout, begins)
+    with mixed.launched():
+        launched = gradients(torch.compile(run, mode="reduce-overhead", dynamic=False))
+    mixed.relocates = {False: ahead, True: behind}
+    found = gradients(torch.compile(run, mode="reduce-overhead", dynamic=False))
+
+    for mine, right in zip(found, launched, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+    assert all(isinstance(each, WithHostState) for each in mixed.made)
+    assert mixed.report.counts["captured"] == ahead + behind
+
+
 def train(run: Callable[..., Any], parameters: list[torch.nn.Parameter], steps: int) -> list[float]:
     """Return the losses of some steps, each on other data."""
     torch.manual_seed(3)

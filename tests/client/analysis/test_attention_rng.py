@@ -8,6 +8,7 @@ from pygraphd.client.analysis.attention_rng import RngState, has_rng_state, rng_
 
 FLASH, CUDNN = "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"
 EFFICIENT = "_scaled_dot_product_efficient_attention"
+LENGTHS = "_efficient_attention_forward"
 
 
 def graph(
@@ -43,6 +44,8 @@ class GraphModule(torch.nn.Module):
         (CUDNN, "q, k, v, None, True, 0.1", set()),
         (EFFICIENT, "q, k, v, None, True, 0.0", {5}),
         (EFFICIENT, "q, k, v, None, True, 0.1", set()),
+        (LENGTHS, "q, k, v, None, begins, begins, 7, 7, 0.0, 0, True, scale = 0.5", {5}),
+        (LENGTHS, "q, k, v, None, begins, begins, 7, 7, 0.1, 0, True", set()),
         ("_scaled_dot_product_fused_attention_overrideable", "q, k, v", set()),
     ],
 )
@@ -125,12 +128,27 @@ def test_a_backward_takes_them() -> None:
     assert rng_state_of(backward(0.1, 0.0)) == RngState(inputs=(2, 1), idle_inputs=(4, 3))
 
 
+def test_attention_over_several_lengths_has_its_own_arguments() -> None:
+    """Its lengths, which are numbers, may be handed over as well."""
+    ahead = forward(0.1, 0.0).replace("q, q, q, None, True, ", "q, q, q, None, begins, begins, s0, 7, ")
+    ahead = ahead.replace(EFFICIENT, LENGTHS).replace(", scale", ", 0, True, scale")
+    assert rng_state_of(ahead) == RngState(seeds=(2,), offsets=(1,), idle_outputs=(5, 4))
+
+    behind = backward(0.1, 0.0).replace(f"{EFFICIENT}_backward", "_efficient_attention_backward")
+    for number, dropout in enumerate((0.1, 0.0)):
+        given = f"tangents_1, q, q, q, None, q, q, s_{number}, o_{number}, {dropout}, [True, False, True, False], True"
+        assert given in behind
+        arguments = f"tangents_1, q, q, q, None, q, begins, begins, 7, 7, q, {dropout}, s_{number}, o_{number}, 0, False"
+        behind = behind.replace(given, arguments)
+    assert rng_state_of(behind) == RngState(inputs=(2, 1), idle_inputs=(4, 3))
+
+
 @pytest.mark.parametrize(
     "text",
     [
         forward(0.1, returned="getitem_0_2, getitem_0_2, getitem_0_3"),
         forward(0.1).replace("        return", "        sin = torch.ops.aten.sin.default(getitem_0_2)\n        return"),
-        forward(0.1).replace(EFFICIENT, "_efficient_attention_forward"),
+        forward(0.1).replace(EFFICIENT, "_efficient_attention_of_another_kind"),
         forward(0.1).replace(".default(", ".out("),
         forward(0.1).split("        return")[0],
         forward(0.1).replace("def forward(self", "def run(self"),
