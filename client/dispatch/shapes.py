@@ -1,12 +1,14 @@
 """A compiled graph with dynamic sizes: each size that keeps coming back is decided by itself; all others run as KERNELS.
 
-A size that the cache has a decision for is set up at its first call. The number of decided sizes is bounded. A new size replaces the one that was unused for longest, unless that is still in use. The number of
-replacements is bounded too, since each setup costs time. Needs no torch.
+A size that the cache has a decision for is set up at its first call. The number of decided sizes is bounded. A new size replaces the one
+that was unused for longest, unless that is still in use. Replacements are bounded too, and so is the share of the time that recordings
+take, since each setup costs time. Needs no torch.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,12 +31,17 @@ IDLE_TICKS = 16
 SETUPS_PER_SIZE = 4
 """Bound on how often sizes are set up in all, as a multiple of how many are decided at a time."""
 
+RECORDING_SHARE = 0.1
+"""Share of the time since the graph was compiled that recordings may take before a further size waits for its setup."""
+RECORDING_ALLOWANCE_S = 1.0
+"""Seconds of recording that are free of that bound. A recording takes about 0.1 s."""
 MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
 question takes time."""
 
 NOT_YET = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
+NO_TIME = "dynamic sizes that came back while recordings had taken their share of the time"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
 
 
@@ -66,6 +73,7 @@ class ShapeDispatcher:
         whole: Callable[[], Runnable],
         report: Report,
         recall: Callable[[Sizes], DecidedSize | None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Run undecided sizes by `launch`, and each decided size by the slot that `decide(sizes)` returned.
 
@@ -90,6 +98,8 @@ class ShapeDispatcher:
         self._ticks = 0
         self._stays = False
         self._setups = 0
+        self._clock = clock
+        self._began_s, self._recorded_before_ms = clock(), report.recording_ms
         self._deciding = threading.Lock()
         # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
         self._guarded = guarded(report, "dynamic sizes", in_full=True)
@@ -151,6 +161,8 @@ class ShapeDispatcher:
             return NOT_YET
         if self._is_used_up():
             return TOO_MANY
+        if not self._has_time():
+            return NO_TIME
         if len(self._decided) < self._bounds.sizes:
             return None
         return TOO_MANY if calls < self._calls_to_make_room() else self._make_room()
@@ -158,7 +170,12 @@ class ShapeDispatcher:
     def _recalled(self, sizes: Sizes) -> DecidedSize | None:
         """Return the decision of the cache for a size at its first call, if there is room for one more."""
         is_asked = self._recall is not None and self._seen[sizes] == 1 and self._unknown < MAX_UNKNOWN
-        if not is_asked or len(self._decided) >= self._bounds.sizes or self._is_used_up():
+        if (
+            not is_asked
+            or len(self._decided) >= self._bounds.sizes
+            or self._is_used_up()
+            or not self._has_time()
+        ):
             return None
         recall = self._recall
         known = self._guarded(lambda: recall and recall(sizes))
@@ -167,6 +184,10 @@ class ShapeDispatcher:
 
     def _is_used_up(self) -> bool:
         return self._setups >= SETUPS_PER_SIZE * self._bounds.sizes
+
+    def _has_time(self) -> bool:
+        recorded_s = (self._report.recording_ms - self._recorded_before_ms) / 1e3
+        return recorded_s <= RECORDING_ALLOWANCE_S + RECORDING_SHARE * (self._clock() - self._began_s)
 
     def _calls_to_make_room(self) -> int:
         """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.

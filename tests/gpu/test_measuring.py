@@ -353,7 +353,11 @@ def test_each_dynamic_size_that_comes_back_is_measured_and_all_are_right(watched
     assert [len(sizes) > 0 for sizes in decided] == [False, True, True]
 
 
-def test_more_dynamic_sizes_than_are_decided_apart_are_launched(watched: Watched) -> None:
+def test_more_dynamic_sizes_than_are_decided_apart_are_launched(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = 8
+    monkeypatch.setattr(watched.session, "options", settings.read({settings.SIZES: str(bound)}))
     compiled = torch.compile(lambda x: (x.sin() + 1).sum(-1), mode="reduce-overhead", dynamic=True)
     with torch.no_grad():
         for _ in range(4):
@@ -361,7 +365,6 @@ def test_more_dynamic_sizes_than_are_decided_apart_are_launched(watched: Watched
                 x = torch.randn(16, columns, device=DEVICE)
                 torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
 
-    bound = watched.session.options.sizes.sizes
     watched.expect(graphs=1, sizes=bound)
     assert watched.report.fallbacks[shapes.TOO_MANY] == 2 * (12 - bound)
 

@@ -181,11 +181,13 @@ def test_a_recording_that_is_made_wrong_after_verification_is_found(
     compiled = torch.compile(lambda x: torch.relu(x) * 3 + 1, mode=MODE, dynamic=False)
     for _ in range(CALLS):
         compiled(randn(1 << 20))
+    # The next call's input and output must not lie where those of the last call did, or no node is written.
+    taken = [randn(1 << 20) for _ in range(4)]
     assert make_wrong(relocated) >= 1
     marked: list[Any] = []
     relocated.made[0]._note_wrong = lambda *told: marked.append(told)
     check_at_once(relocated)
-    kept, wrong = [], 0
+    kept, wrong = taken, 0
     for _ in range(2 * CALLS_UNTIL_READ):
         x = randn(1 << 20)
         kept.append(x)  # so that each lies elsewhere, and nodes are written

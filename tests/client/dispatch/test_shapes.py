@@ -28,6 +28,7 @@ class Case:
         self.open: set[Sizes] = set()
         self.most_open = 0
         self.wholes = 0
+        self.now_s = 0.0
         self.sized = ShapeDispatcher(
             lambda _inputs: LAUNCHED,
             Bounds(**bounds),
@@ -36,6 +37,7 @@ class Case:
             self.whole,
             self.report,
             None if known is None else self.recall,
+            lambda: self.now_s,
         )
 
     def recall(self, sizes: Sizes) -> DecidedSize | None:
@@ -78,6 +80,19 @@ def test_a_cache_that_knows_few_sizes_is_not_asked_for_ever() -> None:
     case.calls(*range(10 * shapes.MAX_UNKNOWN))
 
     assert case.asked == [*range(shapes.MAX_UNKNOWN)]
+
+
+def test_a_further_size_waits_while_recordings_have_taken_their_share_of_the_time() -> None:
+    case = Case(known=frozenset({48}), calls=1)
+
+    case.report.recording_ms = 1e3 * shapes.RECORDING_ALLOWANCE_S
+    assert case.calls(8) == [(8,)]
+    case.report.recording_ms += 500
+    assert case.calls(16, 16, 48, 8) == [LAUNCHED, LAUNCHED, LAUNCHED, (8,)]
+    assert case.report.fallbacks == {shapes.NO_TIME: 3}
+    case.now_s = 0.5 / shapes.RECORDING_SHARE
+    assert case.calls(16) == [(16,)]
+    assert case.asked == []
 
 
 def test_all_integers_count_in_their_order() -> None:
