@@ -190,7 +190,7 @@ def remarks(results: Results, left_out: Mapping[str, str]) -> Iterator[Remark]:
             elif variant == EAGER:
                 stand_in = STAND_INS.get(name.partition("-")[0])
                 hint = f" (`run` has {stand_in[0]} instead: {stand_in[1]})" if stand_in else ""
-                yield Remark("does not run in eager mode", name, variant, f"{record.note}{hint}")
+                yield Remark("does not run in eager mode", name, "", f"{record.note}{hint}")
             else:
                 yield Remark("fails" if record.step_ms is None else "WRONG", name, variant, record.note)
 
