@@ -10,6 +10,8 @@ from torch.nn import functional
 
 TOP_K = 20
 TEMPERATURE = 0.8
+DTYPE = torch.bfloat16
+"""Of weights and caches; angles of positions stay in float32."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,10 @@ class Llama(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
-        self.norm = nn.RMSNorm(sizes.width)
-        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        self.embedding = nn.Embedding(sizes.vocabulary, sizes.width).to(DTYPE)
+        self.blocks = nn.ModuleList(Block(sizes).to(DTYPE) for _ in range(sizes.layers))
+        self.norm = nn.RMSNorm(sizes.width).to(DTYPE)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False).to(DTYPE)
         self.register_buffer("seen", torch.ones(sizes.length, sizes.length, dtype=torch.bool).tril())
         speeds = 1e4 ** -(torch.arange(0, sizes.head, 2) / sizes.head)
         self.register_buffer("angles", torch.outer(torch.arange(sizes.length), speeds))
@@ -131,7 +133,8 @@ def next_token(model: Llama, tokens: torch.Tensor, at: torch.Tensor) -> torch.Te
 
 def make(sizes: Sizes) -> Llama:
     """Return a model with random weights."""
-    model = Llama(sizes)
+    with torch.device(DEVICE):
+        model = Llama(sizes)
     for weight in model.parameters():
         if weight.dim() == 2:
             nn.init.normal_(weight, std=0.02)
@@ -169,7 +172,7 @@ def generate(model: Llama, mode: str, steps: int, sizes: Sizes) -> dict[str, Any
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     """Generate so many tokens."""
     sizes = TINY if tiny else LARGE
-    return generate(make(sizes).to(DEVICE, torch.bfloat16), mode, steps, sizes)
+    return generate(make(sizes), mode, steps, sizes)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Trains a ResNet with Lightning's Trainer: a compiled LightningModule, mixed precision, a schedule for each step, two loader processes."""
+"""Trains a ResNet with Lightning's Trainer: a compiled network in a LightningModule, mixed precision, a schedule for each step, two loader processes."""
 
 from typing import Any
 
@@ -26,9 +26,9 @@ class Pictures(torch.utils.data.Dataset):
 class Classifier(lightning.LightningModule):
     """A ResNet and how it is trained."""
 
-    def __init__(self, name: str, steps: int) -> None:
+    def __init__(self, name: str, steps: int, mode: str) -> None:
         super().__init__()
-        self.network = getattr(torchvision.models, name)(num_classes=10)
+        self.network = compiled(getattr(torchvision.models, name)(num_classes=10), mode)
         self.steps = steps
 
     def forward(self, pictures: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     """Train for so many steps."""
     lightning.seed_everything(0, workers=True, verbose=False)
     batch = 4 if tiny else 32
-    model = compiled(Classifier("resnet18" if tiny else "resnet50", steps), mode)
+    model = Classifier("resnet18" if tiny else "resnet50", steps, mode)
     loader = torch.utils.data.DataLoader(
         Pictures(steps * batch, 64 if tiny else 224),
         batch_size=batch,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from gpt_decode import LARGE, TINY, Attention, Llama, generate, make
-from measuring import DEVICE, joined, run
+from measuring import joined, run
 from torch import nn
 
 
@@ -50,7 +50,7 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     sizes = TINY if tiny else LARGE
     model = make(sizes)
     share_out(model, rank, world)
-    return generate(model.to(DEVICE, torch.bfloat16), mode, steps, sizes)
+    return generate(model, mode, steps, sizes)
 
 
 if __name__ == "__main__":
