@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from benchmarks.suites.results import (
@@ -42,20 +42,26 @@ class Line:
     models: int
     is_met: bool
     missing: tuple[str, ...]
+    variant: str = ""
+    """Of PyGraph's."""
 
 
 def lines(results: Results, mode: Mode) -> Iterator[Line]:
     """Yield the lines of each variant of PyGraph with an empty cache that has results."""
     for ours in (each for each in _PLAIN_OF if each in results.variants):
-        if ours == "pygraph-default":
-            yield _mean(results, DEFAULT, ours, "waited for", OVER_DEFAULT[mode])
-        yield from (_mean(results, TREES, ours, kind, least) for kind, least in OVER_TREES.items())
-        yield from (_no_slower(results, ours, kind) for kind in KINDS)
-        if mode is Mode.INFERENCE:
-            yield _by_hand(results, ours)
-        yield _passing(results, ours)
-        yield _memory(results, ours)
-        yield _deciding(results, ours)
+        yield from (replace(each, variant=ours) for each in _lines_of(results, mode, ours))
+
+
+def _lines_of(results: Results, mode: Mode, ours: str) -> Iterator[Line]:
+    if ours == "pygraph-default":
+        yield _mean(results, DEFAULT, ours, "waited for", OVER_DEFAULT[mode])
+    yield from (_mean(results, TREES, ours, kind, least) for kind, least in OVER_TREES.items())
+    yield from (_no_slower(results, ours, kind) for kind in KINDS)
+    if mode is Mode.INFERENCE:
+        yield _by_hand(results, ours)
+    yield _passing(results, ours)
+    yield _memory(results, ours)
+    yield _deciding(results, ours)
 
 
 def _mean(results: Results, other: str, ours: str, kind: str, least: float) -> Line:

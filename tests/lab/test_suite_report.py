@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,31 @@ def test_a_suite_s_page_says_what_its_means_are_over_and_why_a_model_is_not_in_t
     ]
     assert cells(page, "models that fail", "left out")[1] == "M2M100"
     assert cells(page, "of a published table", "MT5ForConditionalGeneration")[2] == "4.00, H100"
+
+
+def test_models_that_miss_a_line_have_a_profile(tmp_path: Path) -> None:
+    results = checkout(tmp_path) / "benchmarks/results"
+    note = "graphs 3; deployed 2 KERNELS; 2 x the memory does not suffice"
+    slow = {
+        "step_ms": Figure(3.0, 0.0, 5),
+        "coverage": 0.25,
+        "deployed": {"GRAPH": 1, "KERNELS": 2},
+        "note": note,
+    }
+    records = [
+        dataclasses.replace(each, **slow) if each.variant == "pygraph-default" else each
+        for each in of_model("Slow", "inference")
+    ]
+    write_result(
+        results / "suite-timm-h100.json", ENVIRONMENT, {"suite": "timm", "mode": "inference"}, records
+    )
+
+    page = performance(results)
+
+    assert cells(page, "Where a line is missed", "Slow") == [
+        *("Slow", "`pygraph-default`", "", "", "25.0%", "", ""),
+        "`1 GRAPH, 2 KERNELS; 2 x the memory does not suffice`",
+    ]
 
 
 def test_readme_has_a_line_for_each_suite_and_mode(tmp_path: Path) -> None:

@@ -63,19 +63,22 @@ class Programs:
 
 def client_sections(folder: Path) -> Iterator[str]:
     """Yield a section for each stored result."""
-    for each in read_results(folder, "clients"):
-        programs = Programs.of(each.content["records"])
-        told = "Time of a step in ms. Behind it, that of `default` over it: above 1, it is faster."
-        yield "\n\n".join(
-            [
-                f"## Programs on popular libraries, on {gpu_of(each)}",
-                each.where([]),
-                case(each),
-                told,
-                _table(programs),
-                *_raised(programs),
-            ]
-        )
+    for kind, title in (("clients", "Programs on popular libraries"), ("clients2", "Programs on two GPUs")):
+        yield from (_section(each, title) for each in read_results(folder, kind))
+
+
+def _section(result: Result, title: str) -> str:
+    programs = Programs.of(result.content["records"])
+    told = "Time of a step in ms. Behind it, that of `default` over it: above 1, it is faster."
+    parts = [
+        f"## {title}, on {gpu_of(result)}",
+        result.where([]),
+        case(result, title),
+        told,
+        _table(programs),
+        *_raised(programs),
+    ]
+    return "\n\n".join(parts)
 
 
 def readme_clients(folder: Path) -> str:
@@ -83,11 +86,11 @@ def readme_clients(folder: Path) -> str:
     return "\n\n".join(case(each) for each in read_results(folder, "clients")[:1])
 
 
-def case(result: Result) -> str:
+def case(result: Result, title: str = "Programs on popular libraries") -> str:
     """Return in how many programs each variant raised or had other results, and the gain where it ran."""
     programs = Programs.of(result.content["records"])
     sentences = [
-        f"Of {len(programs.names)} programs on popular libraries, {_NAMES['reduce-overhead']} raised in"
+        f"Of {len(programs.names)} {title[0].lower()}{title[1:]}, {_NAMES['reduce-overhead']} raised in"
         f" {_count(programs, 'reduce-overhead')}; PyGraph raised in {_count(programs, 'pygraph-default')} in default mode."
     ]
     if any(variant == "pygraph-cold" for _, variant in programs.processes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.records import records_of
@@ -23,6 +24,7 @@ from benchmarks.suites.results import (
 )
 from benchmarks.suites.summary import LINES_HEAD, line_rows
 from benchmarks.suites.tables import PAPER, STAND_INS
+from benchmarks.suites.targets import lines
 from benchmarks.workloads import Mode
 from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, process_counts, read_results
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 _OURS = "pygraph-default"
 _TITLES = {"huggingface": "HuggingFace", "timm": "TIMM", "torchbench": "TorchBench"}
+_REASON = re.compile(r"\d+ x |launched: ")
+"""How a remark of PyGraph's summary begins that says why graphs run as they do."""
 _MOST = 160
 """Characters of a reason that a page shows."""
 
@@ -53,7 +57,7 @@ def suite_sections(folder: Path) -> Iterator[str]:
 
 def readme_suites(folder: Path) -> str:
     """Return a table with a line for each suite and mode, empty without any."""
-    lines = [
+    found = [
         [
             f"{_name(each)}, {mode}, {gpu_of(each)}",
             *(_mean(results, other, kind) for other in (DEFAULT, TREES) for kind in KINDS),
@@ -62,14 +66,14 @@ def readme_suites(folder: Path) -> str:
         for mode in Mode
         if (results := _results(each, mode)).passing(_OURS)
     ]
-    if not lines:
+    if not found:
         return ""
     head = ["suite", *(f"{code(other)}, {kind}" for other in (DEFAULT, TREES) for kind in KINDS)]
     told = (
         "Public suites as in PyTorch's dashboard: time of plain `torch.compile` over PyGraph's in default mode with an empty cache. "
         "Geometric mean over the models that both run, whose number is in brackets; above 1, PyGraph is faster."
     )
-    return f"{told}\n\n{markdown_table(head, lines)}"
+    return f"{told}\n\n{markdown_table(head, found)}"
 
 
 def _mean(results: Results, other: str, kind: str) -> str:
@@ -111,6 +115,7 @@ def _mode(result: Result, mode: Mode) -> Iterator[str]:
     yield markdown_table(LINES_HEAD, [_bold(cells) for cells in line_rows(results, mode)])
     yield "Time of a step that is waited for, in ms; behind PyGraph's, the better of the plain variants over it:"
     yield _models(results)
+    yield from _misses(results, mode)
 
 
 def _bold(cells: Sequence[str]) -> list[str]:
@@ -120,7 +125,7 @@ def _bold(cells: Sequence[str]) -> list[str]:
 def _models(results: Results) -> str:
     shown = [each for each in results.variants if each != AGAIN]
     noise, common = noises(results), set(results.common)
-    lines = [
+    found = [
         [
             short(name),
             *(_cell(results, name, variant) for variant in shown),
@@ -129,7 +134,7 @@ def _models(results: Results) -> str:
         ]
         for name in results.models
     ]
-    return markdown_table(["model", *map(code, shown), "noise", "in the means"], lines)
+    return markdown_table(["model", *map(code, shown), "noise", "in the means"], found)
 
 
 def _cell(results: Results, model: str, variant: str) -> str:
@@ -148,6 +153,34 @@ def _cell(results: Results, model: str, variant: str) -> str:
 
 def _step_ms(record: Record | None) -> float | None:
     return record.step_ms.median if record and record.step_ms and passed(record) else None
+
+
+def _misses(results: Results, mode: Mode) -> Iterator[str]:
+    """Yield a table with the profile of each model by which a line is missed."""
+    missed = dict.fromkeys(
+        (model, line.variant)
+        for line in lines(results, mode)
+        if line.figure is not None and not line.is_met
+        for model in line.missing
+    )
+    profiles = [
+        [short(model), code(variant), *_profile(results.models[model], variant)]
+        for model, variant in sorted(missed)
+    ]
+    if profiles:
+        yield "Where a line is missed, the profile of a step and PyGraph's summary say of each model that misses it:"
+        head = ["model", "variant", "host ms", f"host ms of {code(TREES)}", "kernels in graphs", f"of {code(TREES)}", "graph launches", "deployed, and why"]  # fmt: skip
+        yield markdown_table(head, profiles)
+
+
+def _profile(records: Mapping[str, Record], variant: str) -> Iterator[str]:
+    own, trees = records[variant], records.get(TREES)
+    yield from (f"{each.host_ms.median:.3f}" if each and each.host_ms else "" for each in (own, trees))
+    yield from (f"{each.coverage:.1%}" if each and each.coverage is not None else "" for each in (own, trees))
+    yield "" if own.graph_launches is None else str(own.graph_launches)
+    deployed = [f"{count} {name}" for name, count in (own.deployed or {}).items() if count]
+    reasons = [each for each in own.note.split("; ") if _REASON.match(each)]
+    yield _cut("; ".join([", ".join(deployed), *reasons])) if deployed or reasons else ""
 
 
 def _left_out(result: Result) -> Iterator[str]:
@@ -203,7 +236,7 @@ def short(workload: str) -> str:
 
 def _paper(stored: Sequence[Result]) -> str:
     """Return the section of the 25 workloads: which were measured, and what stands for those that cannot be built."""
-    lines = []
+    table = []
     for each in PAPER:
         stand_in = STAND_INS.get(each.model)
         names = (f"{each.model}-{each.mode}-b{each.batch}", f"{each.model}-{each.mode}")
@@ -214,7 +247,7 @@ def _paper(stored: Sequence[Result]) -> str:
             for name in names
             if (mean := _ratio(_results(result, each.mode), name, each.batch))
         ]
-        lines.append(
+        table.append(
             [
                 each.model,
                 f"{_TITLES[each.suite]}, {each.mode}, {each.batch}",
@@ -234,7 +267,7 @@ def _paper(stored: Sequence[Result]) -> str:
         "written anew as",
         "difference",
     ]
-    return f"## The workloads of a published table\n\n{told}\n\n{markdown_table(head, lines)}"
+    return f"## The workloads of a published table\n\n{told}\n\n{markdown_table(head, table)}"
 
 
 def _ratio(results: Results, name: str, batch: int) -> float | None:
