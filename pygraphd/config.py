@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pygraphd.schema import shipped
 from pygraphd.schema.durations import human_duration, parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
 from pygraphd.schema.ownership import open_regular
+from pygraphd.schema.sizes import parse_size, size_text
 from pygraphd.team_url import TeamUrl, read_team_url
 
 if TYPE_CHECKING:
@@ -33,8 +33,6 @@ _DEFAULTS = {
     "shipped": shipped.PACKAGE,
 }
 _ENVIRONMENT_PREFIX = "PYGRAPHD_"
-_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(|[kmg]i?)b?", re.IGNORECASE)
 MIN_SIZE = 10**6
 """Bytes below which a size limit is refused: the tables alone take some hundred kilobytes."""
 
@@ -139,14 +137,6 @@ def shown(name: str, value: object) -> str:
     return size_text(value) if name == "max_size" else human_duration(value)
 
 
-def size_text(size: float) -> str:
-    """Return a number of bytes in its largest unit: 256 MB, 1.5 GB."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size >= factor:
-            return f"{size / factor:.4g} {unit}"
-    return f"{size:.0f} bytes"
-
-
 def _plain(value: object) -> object:
     return str(value) if isinstance(value, TeamUrl) else value
 
@@ -196,10 +186,10 @@ def _setting(name: str, value: object, origin: str) -> Setting[Any]:
 
 
 def _size(value: object, origin: str) -> Setting[int]:
-    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value).strip())
-    if match is None:
-        raise UsageError(f"{origin}: {value!r:.40} is no size: give bytes, or 256MB, 1GiB; 0 for no limit")
-    return Setting(int(float(match[1]) * _BYTES[match[2].lower()]), origin)
+    try:
+        return Setting(parse_size("" if isinstance(value, bool) else str(value)), origin)
+    except ValueError as error:
+        raise UsageError(f"{origin}: {error}") from error
 
 
 def _port(value: object, origin: str) -> Setting[int]:

@@ -60,7 +60,7 @@ class Devices:
         try:
             if reason := torch_private.missing_for_relocation() or self.prepare_helper():
                 raise driver.DriverError(reason, 0)
-            return CudaRecorder(driver.load(), device_index)
+            return CudaRecorder(driver.load(), device_index, self._options.memory_bytes)
         except driver.DriverError as error:
             self._report.count_failure(f"relocatable graphs: {error}")
             return None

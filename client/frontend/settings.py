@@ -11,6 +11,7 @@
 `PYGRAPH_SIZE_CALLS`: the call from which on a dynamic size is decided; 3 by default.
 `PYGRAPH_RECHECK_S`: seconds between two checks of a graph's results, or a length of time; 600 by default, 0: none.
 `PYGRAPH_MAX_AGE`: seconds, or `30d`, `12h`; entries measured longer ago are measured anew; 30 days by default, 0: no limit.
+`PYGRAPH_MEMORY`: bytes, or `512MB`, `4GiB`; the GPU memory that recording may take beside the program's; 0 by default: all that is free.
 `PYGRAPH_BUNDLE=FOLDER`: decisions are also looked up in the files of a folder, and written there when the program ends.
 `PYGRAPH_LOG=debug|info|warning`: changes of state are logged from this level on; by default nothing is printed.
 """
@@ -26,6 +27,7 @@ from pygraphd.client.common import log
 from pygraphd.client.decisions.trust import Trust
 from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.schema.durations import parse_duration
+from pygraphd.schema.sizes import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,6 +45,7 @@ LOG = "PYGRAPH_LOG"
 BUNDLE = "PYGRAPH_BUNDLE"
 MAX_AGE = "PYGRAPH_MAX_AGE"
 MAX_AGE_S = 30 * 86400.0
+MEMORY = "PYGRAPH_MEMORY"
 SIZES = "PYGRAPH_SIZES"
 SIZE_CALLS = "PYGRAPH_SIZE_CALLS"
 MOST = 10_000
@@ -64,6 +67,8 @@ class Options:
     recheck_s: float = RECHECK_S
     max_age_s: float = MAX_AGE_S
     """Age in seconds above which an entry is measured anew; 0: no limit."""
+    memory_bytes: int = 0
+    """GPU memory in bytes that a recording may take while it is made; 0: all that is free."""
     sizes: Bounds = field(default_factory=Bounds)
     trust: Trust = Trust.VERIFY
     bundle: Path | None = None
@@ -86,6 +91,7 @@ def read(environ: Mapping[str, str]) -> Options:
         graph_ops=_operators(environ, misread),
         recheck_s=_duration(RECHECK, environ, misread, default=RECHECK_S),
         max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),
+        memory_bytes=_memory(environ, misread),
         sizes=Bounds(
             sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),
             calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
@@ -158,3 +164,12 @@ def _duration(name: str, environ: Mapping[str, str], misread: list[str], *, defa
     except ValueError as error:
         misread.append(f"{name}: {error}")
         return default
+
+
+def _memory(environ: Mapping[str, str], misread: list[str]) -> int:
+    value = environ.get(MEMORY, "").strip()
+    try:
+        return parse_size(value) if value else 0
+    except ValueError as error:
+        misread.append(f"{MEMORY}: {error}")
+        return 0

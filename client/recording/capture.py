@@ -109,8 +109,10 @@ class Capture:
 class CudaRecorder:
     """Captures calls on one CUDA device, and answers questions of a recording about that device."""
 
-    def __init__(self, driver: Driver, device_index: int) -> None:
+    def __init__(self, driver: Driver, device_index: int, memory_bytes: int = 0) -> None:
+        """Record on a device with at most `memory_bytes` beside the program's own (0: all that is free)."""
         self.driver = driver
+        self._memory_bytes = memory_bytes
         self.device, self._device_index = torch.device("cuda", device_index), device_index
         self._shares_state = torch_private.graphs_share_random_state()
         self._random_numbers = StreamAffinity(driver, torch_private.stream_watch(self.device))
@@ -263,9 +265,10 @@ class CudaRecorder:
         return HISTORY if torch_private.history_is_recorded() else None
 
     def free_bytes(self) -> int:
-        """Return how many bytes PyTorch could allocate now, from its cache or the device."""
+        """Return how many bytes a recording may allocate now, from PyTorch's cache or the device."""
         reserved = torch.cuda.memory_reserved(self.device)
-        return int(self._unreserved() + reserved - torch.cuda.memory_allocated(self.device))
+        free = int(self._unreserved() + reserved - torch.cuda.memory_allocated(self.device))
+        return min(free, self._memory_bytes or free)
 
     def _unreserved(self) -> int:
         """Return how many bytes PyTorch could still reserve on the device."""

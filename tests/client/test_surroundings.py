@@ -227,7 +227,7 @@ def test_variables_that_are_empty(run: Run) -> None:
     names = (
         "PYGRAPH_SUMMARY", "PYGRAPHD_HOME", "PYGRAPH_DISABLE", "PYGRAPH_READONLY", "PYGRAPH_TRUST", "PYGRAPH_REFRESH",
         "PYGRAPH_RELOCATE", "PYGRAPH_PLACEMENT", "PYGRAPH_SIZES", "PYGRAPH_SIZE_CALLS",
-        "PYGRAPH_RECHECK_S", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HOME", "USER", "CI", "PATH",
+        "PYGRAPH_RECHECK_S", "PYGRAPH_MEMORY", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HOME", "USER", "CI", "PATH",
     )  # fmt: skip
     outcome = run(
         PYGRAPHD_AUTOSTART="0",

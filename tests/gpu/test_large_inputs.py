@@ -10,6 +10,7 @@ import torch
 
 from pygraphd.client.backend import driver
 from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.capture import CudaRecorder
 
 if TYPE_CHECKING:
     from tests.gpu.conftest import Relocated
@@ -30,6 +31,13 @@ def test_addresses_share_little_memory() -> None:
     if os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") == "1":  # others use the device's memory, too
         assert before - torch.cuda.mem_get_info()[0] <= 80 << 20
     aliased.close()
+
+
+def test_a_bound_of_memory_holds_for_what_is_recorded() -> None:
+    free = CudaRecorder(driver.load(), 0).free_bytes()
+
+    assert free > 1 << 20
+    assert CudaRecorder(driver.load(), 0, 1 << 20).free_bytes() == 1 << 20
 
 
 def test_weights_are_not_copied_while_a_graph_is_recorded(relocated: Relocated) -> None:

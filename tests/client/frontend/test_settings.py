@@ -10,6 +10,7 @@ from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.settings import (
     DISABLE,
     MAX_AGE,
+    MEMORY,
     PLACEMENT,
     READONLY,
     RECHECK,
@@ -131,3 +132,14 @@ def test_a_level_that_is_not_understood_is_named_and_nothing_is_printed() -> Non
     said = "PYGRAPH_LOG=all is not understood: set it to debug, info, warning"
 
     assert settings.read({"PYGRAPH_LOG": "all"}) == Options(misread=(said,))
+
+
+@pytest.mark.parametrize(("value", "size"), [("", 0), ("0", 0), ("512MB", 512 * 10**6), ("4 GiB", 4 << 30)])
+def test_memory_of_recordings_is_bounded_as_asked(value: str, size: int) -> None:
+    assert settings.read({MEMORY: value}) == Options(memory_bytes=size)
+
+
+def test_a_bound_of_memory_that_is_not_understood_is_none() -> None:
+    said = "PYGRAPH_MEMORY: 'half' is no size: give bytes, or 256MB, 1GiB; 0 for no limit"
+
+    assert settings.read({MEMORY: "half"}) == Options(misread=(said,))
