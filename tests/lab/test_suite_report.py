@@ -73,7 +73,7 @@ def test_a_suite_s_page_says_what_its_means_are_over_and_why_a_model_is_not_in_t
 def test_models_that_miss_a_line_have_a_profile(tmp_path: Path) -> None:
     results = checkout(tmp_path) / "benchmarks/results"
     note = "graphs 3; deployed 2 KERNELS; 2 x the memory does not suffice"
-    slow = {
+    slow: dict[str, Any] = {
         "step_ms": Figure(3.0, 0.0, 5),
         "coverage": 0.25,
         "deployed": {"GRAPH": 1, "KERNELS": 2},
