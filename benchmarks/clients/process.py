@@ -30,6 +30,7 @@ _RANK = re.compile(r"^\[rank\d+\]: ?")
 _FATAL = "Fatal Python error: "
 _MAX_LINE = 300
 _GRACE_S = 8.0
+_NO_SUMMARY = "PyGraph wrote no summary: is it installed where this Python finds its entry points?"
 _FIGURES = (
     *("step_ms", "first_step_s", "steps", "reserved_mb", "allocated_mb"),
     *("checks", "tolerance", "eager_tolerance"),
@@ -85,7 +86,10 @@ class JobRunner:
         found: dict[str, Any] = {name: printed[name] for name in _FIGURES if name in printed}
         found |= {name: summary.get(name) for name in _FROM_SUMMARY}
         seconds = round(time.monotonic() - began, 1)
-        return replace(record, raised=raised_by(outcome), seconds=seconds, **found), printed
+        raised = raised_by(outcome)
+        if job.variant.is_ours and not summary and not raised:
+            raised = _NO_SUMMARY
+        return replace(record, raised=raised, seconds=seconds, **found), printed
 
     def precompile(self, job: Job, environ: Mapping[str, str]) -> None:
         """Run a few steps of a job, whatever becomes of them: what they compile stays in the client's caches."""

@@ -78,6 +78,16 @@ def test_a_run_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
         ).execute()
 
 
+def test_a_program_that_compiles_nothing_has_a_summary_with_pygraph(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(PROGRAM)
+
+    records = ClientsRun(plan_of(tmp_path, "default", "pygraph-default")).execute()
+
+    ours = next(each for each in records if each.key == ("tiny", "pygraph-default", 0))
+    assert (ours.raised, ours.agrees, ours.difference) == ("", True, 0.0)
+    assert ours.deployed == {"GRAPH": 0, "KERNELS": 0}
+
+
 @pytest.mark.parametrize("variant", ["pygraph-warm", "cuda-graph", "none"])
 def test_variants_that_clients_have_none_of_are_refused(variant: str, tmp_path: Path) -> None:
     assert cli.main(["clients", "--out", str(tmp_path / "out.json"), "--variants", variant]) == 2
