@@ -28,7 +28,7 @@ OLD = Environment("NVIDIA A100", "8.0", 108, 81920, "none", "2.11.0", "3.6.0", "
 _COLUMNS = {
     "graph": "digest, kind, partition, partitions, operators, sizes",
     "decision": "id, environment, graph, deployment, reason, detail, against, against_detail, policy, final, calls, uid,"
-    " created_at, hits, last_hit, host, measured_at",
+    " created_at, hits, last_hit, host, measured_at, cost_us, host_us, span_us",
     "measurement": "environment, graph, deployment, samples, median_us, mad_us, host_us, span_us, busy, host, version, uid,"
     " measured_at, host_mad_us, span_mad_us",
 }
@@ -73,7 +73,20 @@ def _insert(connection: sqlite3.Connection, numbers: range, first_old: int) -> N
 
 def _decision(environment: str, graph: str, at: float) -> _Row:
     chosen = (Deployment.KERNELS.value, "no_gain", "", "not_stated", "", POLICY_VERSION, 1, 24)
-    return (entry_id(environment, graph), environment, graph, *chosen, 0, at, 0, None, "benchmark", at)
+    costs = (100.0, 90.0, 100.0)
+    return (
+        entry_id(environment, graph),
+        environment,
+        graph,
+        *chosen,
+        0,
+        at,
+        0,
+        None,
+        "benchmark",
+        at,
+        *costs,
+    )
 
 
 def _measurements(environment: str, graph: str, at: float) -> Iterator[_Row]:

@@ -33,25 +33,18 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DATABASE_VERSION = 7
-"""`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads. 1 to 6 were of versions that were never released."""
+DATABASE_VERSION = 8
+"""`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads."""
+OLDEST_MIGRATED = 7
+"""The first version that a daemon migrates. 1 to 6 were of versions that were never released, and are set aside."""
 BUSY_TIMEOUT_S = 0.1
 
 SELECT_DECISIONS = """
-SELECT decision.graph, decision.deployment, reason, detail, against, against_detail, policy, final, calls, decision.uid, decision.host, median_us,
-    decision.measured_at, host_us, span_us
+SELECT graph, deployment, reason, detail, against, against_detail, policy, final, calls, uid, host, cost_us, measured_at, host_us, span_us
 FROM decision
-LEFT JOIN measurement ON measurement.id = (
-    SELECT id
-    FROM measurement
-    WHERE environment = decision.environment AND graph = decision.graph AND deployment = decision.deployment
-        AND measured_at = decision.measured_at
-    ORDER BY id DESC
-    LIMIT 1
-)
-WHERE decision.environment = ? AND decision.graph IN (SELECT value FROM json_each(?))
+WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))
 """
-"""The columns of the answer. The times are those of the chosen deployment in the measurements that the decision rests on."""
+"""The columns of the answer."""
 
 SELECT_MEASUREMENTS = """
 SELECT version, deployment, samples, median_us, mad_us, host_us, span_us, busy, host_mad_us, span_mad_us

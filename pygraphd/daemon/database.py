@@ -15,7 +15,7 @@ from sqlalchemy.pool import StaticPool
 
 from pygraphd.daemon.database_files import CORRUPT, DAMAGE, OUTDATED, set_aside
 from pygraphd.daemon.tables import APPLICATION_ID
-from pygraphd.schema.offline import DATABASE_VERSION
+from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -135,15 +135,15 @@ def _migrate(connection: sa.Connection) -> None:
     connection.rollback()
     if version == DATABASE_VERSION:
         return
-    if has_tables:
+    if has_tables and version < OLDEST_MIGRATED:
         raise OutdatedError(version)
     with connection.begin():
         upgrade(connection)
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """Make the tables of this version in the caller's transaction."""
-    # Imported here: it costs a quarter of a second, and only a new file needs it.
+    """Make the tables of this version, or of older ones, in the caller's transaction."""
+    # Imported here: it costs a quarter of a second, and only a new or older file needs it.
     from alembic import command
 
     command.upgrade(migration_config(connection), "head")

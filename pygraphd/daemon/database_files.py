@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.schema import offline
-from pygraphd.schema.offline import DATABASE_VERSION
+from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED
 from pygraphd.schema.ownership import is_irregular, is_there, open_regular
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def why_unreadable(path: Path, error: BaseException | None) -> str:
     """Return the cause of SQLite's error and the remedy. Only a damaged file is said to be damaged."""
     version = stored_version(path)
     if version and version < DATABASE_VERSION:
-        return f"{path}: is of version {version}, and this pygraphd reads {DATABASE_VERSION}; `pygraphd start` sets it aside"
+        does = "sets it aside" if version < OLDEST_MIGRATED else "migrates it"
+        return f"{path}: is of version {version}, and this pygraphd reads {DATABASE_VERSION}; `pygraphd start` {does}"
     remedy = ""
     if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in DAMAGE:
         remedy = "; `pygraphd start` sets a damaged file aside"

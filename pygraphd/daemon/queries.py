@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from pygraphd.daemon.pruning import PruneRequest
     from pygraphd.daemon.rederiving import Outcome, Row
-    from pygraphd.schema.messages import Decision, Record
+    from pygraphd.schema.messages import Decision, Deployment, Record
     from pygraphd.schema.portable import Portable
 
 _T = TypeVar("_T")
@@ -141,7 +142,14 @@ def decision_row(
         "host": request.origin.host,
         "measured_at": measured_at if record.measurements else None,
         "recording_us": record.recording_us,
+        **_costs([dataclasses.asdict(each) for each in record.measurements], decision.deployment),
     }
+
+
+def _costs(measured: Iterable[Mapping[str, Any]], chosen: Deployment) -> dict[str, float | None]:
+    """Return the columns of a decision that have the costs of the chosen deployment, as last measured."""
+    costs = {each["deployment"]: each for each in measured}.get(chosen, {})
+    return dict(zip(tables.COSTS, map(costs.get, ("median_us", "host_us", "span_us")), strict=True))
 
 
 def _reason_columns(decision: Decision) -> dict[str, str]:
@@ -365,10 +373,11 @@ def rederive_entries(
         connection, sa.select(*sa.inspect(tables.Decision).columns).where(tables.Decision.id.in_(ids))
     )
     rest_on = weighed(connection, tables.Decision.id.in_(ids))
-    outcomes = {
-        row["id"]: rederive(row, rest_on.get((row["environment"], row["graph"]), [])) for row in stored
-    }
-    rows = [_derived_row(id_, outcome, now) for id_, outcome in outcomes.items() if outcome.is_new]
+    measured = {row["id"]: rest_on.get((row["environment"], row["graph"]), []) for row in stored}
+    outcomes = {row["id"]: rederive(row, measured[row["id"]]) for row in stored}
+    rows = [
+        _derived_row(id_, outcome, measured[id_], now) for id_, outcome in outcomes.items() if outcome.is_new
+    ]
     if rows and not dry_run:
         connection.execute(_REPLACE_DECISION, rows)
     return list(outcomes.values())
@@ -394,7 +403,7 @@ def rows_of(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> li
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _derived_row(id_: str, outcome: Outcome, now: float) -> dict[str, Any]:
+def _derived_row(id_: str, outcome: Outcome, measured: Sequence[Row], now: float) -> dict[str, Any]:
     decision = outcome.after
     assert decision is not None
     return {
@@ -404,6 +413,7 @@ def _derived_row(id_: str, outcome: Outcome, now: float) -> dict[str, Any]:
         "policy": decision.policy,
         "final": int(decision.final),
         "created_at": now,
+        **_costs(measured, decision.deployment),
     }
 
 
@@ -416,6 +426,7 @@ _DERIVED = (
     "policy",
     "final",
     "created_at",
+    *tables.COSTS,
 )
 # Not whose it is: the facts are still theirs.
 _REPLACE_DECISION = (

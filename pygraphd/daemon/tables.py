@@ -13,6 +13,9 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 APPLICATION_ID = 0x50794772
 """`PRAGMA application_id` ("PyGr"): tells our file from another program's."""
 
+COSTS = ("cost_us", "host_us", "span_us")
+"""Columns of `Decision` that are copies of what `Measurement` has: who stores a decision works them out."""
+
 _STRICT = {"sqlite_strict": True}
 
 
@@ -127,6 +130,14 @@ class Decision(Base):
     """The `measured_at` of the measurements that the decision rests on; NULL if it rests on none."""
     recording_us: Mapped[float | None]
     """Host time of recording and verifying the GRAPH, in microseconds; NULL: the client did not say."""
+    cost_us: Mapped[float | None]
+    """`median_us` of the chosen deployment in the measurements that the decision rests on; NULL if it rests on none.
+
+    Beside the decision, since to find it in `measurement` takes a lookup as long as all the rest."""
+    host_us: Mapped[float | None]
+    """Its `host_us`."""
+    span_us: Mapped[float | None]
+    """Its `span_us`."""
 
 
 class Statistic(Base):

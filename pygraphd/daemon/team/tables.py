@@ -62,7 +62,7 @@ decision = sa.Table(
     "decision",
     metadata,
     # `id` is the digest of what was published, so that it is stored once however often it is sent.
-    *_columns(tables.Decision, "hits", "last_hit", "created_at"),
+    *_columns(tables.Decision, "hits", "last_hit", "created_at", *tables.COSTS),
     sa.Column("version", sa.Text(), nullable=False),
     sa.Column("job", sa.Text(), nullable=False),
     _publisher(),

@@ -460,12 +460,26 @@ def test_a_database_that_is_no_file_is_a_reason(places: Locations, make: Callabl
 def test_rows_that_are_none_of_ours_are_misses(places: Locations) -> None:
     with contextlib.closing(sqlite3.connect(places.database)) as connection:
         columns = "graph, deployment, reason, detail, against, against_detail, policy, final, calls, uid, host, measured_at, environment"
-        connection.execute(f"CREATE TABLE decision ({columns})")
-        connection.execute(
-            "CREATE TABLE measurement (id, environment, graph, deployment, measured_at, median_us, host_us, span_us)"
+        connection.execute(f"CREATE TABLE decision ({columns}, cost_us, host_us, span_us)")
+        row = (
+            GRAPH,
+            b"\xff",
+            2**62,
+            "",
+            "x",
+            "",
+            "x",
+            "",
+            None,
+            None,
+            None,
+            None,
+            ENVIRONMENT.digest(),
+            "",
+            "",
+            "",
         )
-        row = (GRAPH, b"\xff", 2**62, "", "x", "", "x", "", None, None, None, None, ENVIRONMENT.digest())
-        connection.execute(f"INSERT INTO decision VALUES ({','.join('?' * 13)})", row)
+        connection.execute(f"INSERT INTO decision VALUES ({','.join('?' * 16)})", row)
         connection.execute(f"PRAGMA user_version={offline.DATABASE_VERSION}")
         connection.commit()
 

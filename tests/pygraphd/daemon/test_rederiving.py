@@ -107,6 +107,8 @@ def test_what_an_older_policy_decided_is_decided_anew(store: Store, database: Pa
     )
 
     assert answers(database, 0, 1, 2, 3) == [decide(each) for each in (FAST, EVEN, FAST, SLOW)]
+    costs = query(database, "SELECT cost_us, host_us, span_us FROM decision ORDER BY graph")
+    assert costs == [(time,) * 3 for time in (50.0, 100.0, 50.0, 100.0)]
 
 
 def test_a_second_time_changes_nothing(store: Store) -> None:
