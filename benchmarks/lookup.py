@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from benchmarks.figures import percentile
 from benchmarks.large_cache import KNOWN, OLD, digest, fill
 from benchmarks.lookup_load import Load, run_load
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.watching import Watched
+from benchmarks.watching import CoresWatch, Watched
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import LOOKUP_PATH, LookupAnswer, LookupRequest, decode, encode
@@ -81,10 +82,10 @@ def _alone(plan: Plan, locations: Locations, known: int) -> dict[str, Any]:
 
 def _loaded(plan: Plan, load: Load, locations: Locations, known: int) -> dict[str, Any]:
     daemon = Watched.daemon(locations)
-    used_s = daemon.main_cpu_s
+    used_s, watch = daemon.main_cpu_s, CoresWatch(daemon)
     with _pruning(locations) if plan.prune else contextlib.nullcontext() as prune:
         outcome = run_load(locations.socket, load, known)
-        used_s = daemon.main_cpu_s - used_s
+        used_s, cores = daemon.main_cpu_s - used_s, watch.cores()
         is_pruning = prune is not None and prune.poll() is None
     requests = len(outcome.times_us) + len(outcome.unanswered)
     return {
@@ -98,6 +99,7 @@ def _loaded(plan: Plan, load: Load, locations: Locations, known: int) -> dict[st
         "reasons": sorted(set(outcome.unanswered)),
         "pruned_all_the_time": is_pruning,
         "cpu_us": round(used_s * 1e6 / requests, 1) if requests else None,
+        "cores": dataclasses.asdict(cores),
         **_latencies(outcome.times_us),
     }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_MACHINE = Path("/proc/stat")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -64,6 +68,39 @@ class Watched:
 def _cpu_s(stat: str) -> float:
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """How many cores the daemon, our ended child processes, and other programs took for some time."""
+
+    daemon: float
+    clients: float
+    others: float
+
+
+class CoresWatch:
+    """Counts the processor time of all programs of this machine from now on."""
+
+    def __init__(self, daemon: Watched) -> None:
+        self._daemon = daemon
+        self._began, self._times = time.monotonic(), self._now()
+
+    def cores(self) -> Cores:
+        """Return the means since the beginning."""
+        seconds = time.monotonic() - self._began
+        daemon, clients, machine = (
+            (now - before) / seconds for now, before in zip(self._now(), self._times, strict=True)
+        )
+        return Cores(round(daemon, 2), round(clients, 2), round(max(machine - daemon - clients, 0.0), 2))
+
+    def _now(self) -> tuple[float, float, float]:
+        children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        user, nice, system, _idle, _waiting, *interrupts = map(
+            int, _MACHINE.read_text().split("\n", 1)[0].split()[1:8]
+        )
+        machine_s = (user + nice + system + sum(interrupts)) / _TICKS
+        return self._daemon.cpu_s, children.ru_utime + children.ru_stime, machine_s
 
 
 def bytes_of(*files: Path) -> int:

@@ -21,5 +21,6 @@ def test_lookups_in_a_real_daemon(tmp_path: Path) -> None:
     alone, loaded = json.loads(out.read_text())["records"]
     assert (alone["graphs"], alone["entries"], alone["requests"]) == (20, 1000, 30)
     assert (loaded["clients"], loaded["requests"], loaded["unanswered"]) == (4, 20, 0)
+    assert 0 <= loaded["cores"]["daemon"] < 2
     for record in (alone, loaded):
         assert 0 < record["p50_us"] <= record["p99_us"] <= record["max_us"]

@@ -277,8 +277,15 @@ def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
         "p99_us": "99th percentile, us",
         "cpu_us": "processor time each, us",
     }
-    rows = [[_plain(record.get(name)) for name in names] for record in records]
-    return "\n\n".join(["### Lookups", markdown_table(list(names.values()), rows)])
+    users = {"daemon": "cores for the daemon", "clients": "for clients", "others": "for other work"}
+    rows = [
+        [
+            *(_plain(record.get(name)) for name in names),
+            *(_plain(record.get("cores", {}).get(name)) for name in users),
+        ]
+        for record in records
+    ]
+    return "\n\n".join(["### Lookups", markdown_table([*names.values(), *users.values()], rows)])
 
 
 def _redis(records: Sequence[Mapping[str, Any]], version: str) -> str:
