@@ -32,9 +32,9 @@ SETUPS_PER_SIZE = 4
 """Bound on how often sizes are set up in all, as a multiple of how many are decided at a time."""
 
 RECORDING_SHARE = 0.1
-"""Share of the time since the graph was compiled that recordings may take before a further size waits for its setup."""
+"""Share of the time that recordings may take in the long run; further sizes wait for their setup."""
 RECORDING_ALLOWANCE_S = 1.0
-"""Seconds of recording that are free of that bound. A recording takes about 0.1 s."""
+"""Seconds of recording that may come at once. A recording takes 0.02 to 0.1 s."""
 MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
 question takes time."""
@@ -99,7 +99,8 @@ class ShapeDispatcher:
         self._stays = False
         self._setups = 0
         self._clock = clock
-        self._began_s, self._recorded_before_ms = clock(), report.recording_ms
+        self._debt_s = 0.0  # of recording, which time pays back
+        self._told_at_s, self._told_ms = clock(), report.recording_ms
         self._deciding = threading.Lock()
         # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
         self._guarded = guarded(report, "dynamic sizes", in_full=True)
@@ -186,8 +187,11 @@ class ShapeDispatcher:
         return self._setups >= SETUPS_PER_SIZE * self._bounds.sizes
 
     def _has_time(self) -> bool:
-        recorded_s = (self._report.recording_ms - self._recorded_before_ms) / 1e3
-        return recorded_s <= RECORDING_ALLOWANCE_S + RECORDING_SHARE * (self._clock() - self._began_s)
+        now_s, recorded_ms = self._clock(), self._report.recording_ms
+        paid_s = RECORDING_SHARE * (now_s - self._told_at_s)
+        self._debt_s = max(self._debt_s - paid_s, 0.0) + (recorded_ms - self._told_ms) / 1e3
+        self._told_at_s, self._told_ms = now_s, recorded_ms
+        return self._debt_s <= RECORDING_ALLOWANCE_S
 
     def _calls_to_make_room(self) -> int:
         """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.
