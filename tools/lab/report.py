@@ -407,10 +407,10 @@ def readme_figures(folder: Path) -> str:
 
 
 def readme_table(results: Sequence[Result]) -> str:
-    """Return the table of README.md, of the newest result."""
+    """Return the table of README.md, of the result with the most processes for each figure."""
     if not results:
         raise BenchmarkError("benchmarks/results/ has no steps-*.json")
-    result = results[0]
+    result = max(results, key=lambda each: (not each.old, min(process_counts(each.records))))
     records = result.records
     ours = [name for name in _README_VARIANTS if name in variants_to_compare(records)]
     comparisons = {name: {each.workload: each for each in compare(records, name)} for name in ours}
