@@ -26,6 +26,7 @@ from pygraphd.daemon.reader import Reader
 from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
+from pygraphd.daemon.team import older
 from pygraphd.daemon.team.tier import Team
 from pygraphd.schema import portable
 from pygraphd.schema import shipped as shipping
@@ -100,7 +101,12 @@ class Cache:
         self._has_checked = False
         self._is_closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.team = Team(locations.team_queue, self._store_of_team, self._count_of_team)
+        self.team = Team(
+            locations.team_queue,
+            self._store_of_team,
+            self._count_of_team,
+            functools.partial(older.measured_here, locations.database),
+        )
         self._writing_hits: asyncio.Task[None] | None = None
         self._ingesting: asyncio.Task[None] | None = None
 

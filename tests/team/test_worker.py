@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from pygraphd.daemon.team.queue import Publication
     from pygraphd.schema.portable import Portable
     from tests.support.postgres import Postgres
     from tests.support.team import TeamDatabase
@@ -37,8 +38,17 @@ class Steps:
         self.queue, self.wanted = Queue(queue_file), Wanted(self._clock)
         self.counters = Counters()
         self.delivered: list[Portable] = []
+        self.older: list[list[Publication]] = []
+        self.asked_for_older: list[int] = []
+        """The length of the queue whenever it was asked for some of these."""
         self.worker = Worker(
-            TeamUrl(url), self.queue, self.wanted, self.delivered.extend, self._count, self._clock
+            TeamUrl(url),
+            self.queue,
+            self.wanted,
+            self.delivered.extend,
+            self._count,
+            self._older,
+            self._clock,
         )
 
     def _clock(self) -> float:
@@ -46,6 +56,11 @@ class Steps:
 
     def _count(self, counted: Counters) -> None:
         self.counters += counted
+
+    def _older(self) -> Iterator[list[Publication]]:
+        for some in self.older:
+            self.asked_for_older.append(len(self.queue))
+            yield some
 
     def put(self, *names: str) -> None:
         self.queue.put(publications(record_request(names), 7, 1.0))
@@ -86,6 +101,32 @@ def test_all_is_published_and_the_connection_closed_after_a_while(
     one.now += LINGER_S
     assert one.until_idle() is None
     assert postgres.execute("postgres", sessions, PUBLISHER) == [(0,)]
+
+
+def test_what_was_there_before_is_published_once_and_crowds_nothing_out(
+    shared: TeamDatabase, steps: Callable[[str], Steps]
+) -> None:
+    one = steps(PUBLISHER)
+    one.older = [publications(record_request([f"{n}"]), 7, 1.0) for n in range(150)]
+    one.put(*(f"new {n}" for n in range(100)))
+    while one.worker.step() == 0.0:
+        pass
+    assert (len(one.queue), one.queue.dropped, len(shared.published())) == (0, 0, 250)
+    assert max(one.asked_for_older) < 64
+
+    one.asked_for_older.clear()
+    again = Worker(one.worker.url, one.queue, one.wanted, one.delivered.extend, one._count, one._older)
+    while again.step() == 0.0:
+        pass
+    again.close()
+    assert one.asked_for_older == []
+
+
+def test_a_reader_does_not_fill_its_queue_with_what_was_there_before(steps: Callable[[str], Steps]) -> None:
+    one = steps(READER)
+    one.older = [publications(record_request(["a"]), 7, 1.0)]
+    one.until_idle()
+    assert (len(one.queue), one.queue.has_older) == (0, False)
 
 
 def test_only_what_the_team_knows_is_delivered(steps: Callable[[str], Steps]) -> None:

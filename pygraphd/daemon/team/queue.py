@@ -95,6 +95,17 @@ class Queue:
         if self._run(lambda connection: self._put(connection, rows)) is None:
             self.dropped += len(rows)
 
+    @property
+    def has_older(self) -> bool:
+        """Whether what was recorded before there was a team has been queued; after a fault, so it is said."""
+        return bool(
+            self._run(lambda connection: connection.execute("SELECT count(*) FROM older").fetchone()[0]) != 0
+        )
+
+    def note_older(self, now: float) -> None:
+        """Note that it has been queued by `now` (seconds since the epoch), for good."""
+        self._run(lambda connection: connection.execute("INSERT INTO older VALUES (?)", (now,)))
+
     def first(self, most: int) -> list[Publication]:
         """Return the records that have waited longest; they stay until they are removed."""
         return self._run(lambda connection: self._first(connection, most)) or []
@@ -188,6 +199,7 @@ _TABLE = f"""
 CREATE TABLE IF NOT EXISTS waiting (
     place INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, uid INTEGER NOT NULL, entry TEXT NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS older (queued_at REAL NOT NULL) STRICT;
 PRAGMA user_version={_VERSION};
 """
 

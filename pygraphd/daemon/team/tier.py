@@ -13,10 +13,11 @@ from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.daemon.team.wanted import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pygraphd.daemon.statistics import Counters
+    from pygraphd.daemon.team.queue import Publication
     from pygraphd.daemon.team.state import TeamState
     from pygraphd.daemon.team.worker import Worker
     from pygraphd.schema.messages import RecordRequest
@@ -35,8 +36,10 @@ class Team:
         queue_file: Path,
         deliver: Callable[[Sequence[Portable]], None],
         count: Callable[[Counters], None],
+        older: Callable[[], Iterator[Sequence[Publication]]],
     ) -> None:
         self._queue_file = queue_file
+        self._older = older
         self._deliver = deliver
         self._count = count
         self._wanted = Wanted()
@@ -56,7 +59,7 @@ class Team:
 
                 if self._queue is None:
                     self._queue = Queue(self._queue_file)
-                self._worker = Worker(url, self._queue, self._wanted, self._deliver, self._count)
+                self._worker = Worker(url, self._queue, self._wanted, self._deliver, self._count, self._older)
                 self._worker.start()
 
     def close(self) -> None:

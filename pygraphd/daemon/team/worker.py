@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sqlite3
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from pygraphd.daemon.team.state import TeamState
 from pygraphd.daemon.team.tables import SCHEMA, VERSION_TABLE, VERSIONS, metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pygraphd.daemon.team.queue import Publication, Queue
     from pygraphd.daemon.team.wanted import Batch, Wanted
@@ -44,7 +45,8 @@ _log = logging.getLogger(__name__)
 class Worker:
     """One thread for one database, between `start` and `close`.
 
-    `deliver` stores what the team knew; `count` adds to the daemon's statistics. Both are called on the thread.
+    `deliver` stores what the team knew, and `count` adds to the daemon's statistics. `older` yields what was recorded before there was a team.
+    All are called on the thread.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Worker:
         wanted: Wanted,
         deliver: Callable[[Sequence[Portable]], None],
         count: Callable[[Counters], None],
+        older: Callable[[], Iterator[Sequence[Publication]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
@@ -62,6 +65,7 @@ class Worker:
         self._deliver = deliver
         self._count = count
         self._clock = clock
+        self._older = None if queue.has_older else older()
         self._database: Database | None = None
         self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock)
         self._publishing_pauses = Backoff(*_RIGHTS_PAUSE_S, clock)
@@ -159,22 +163,40 @@ class Worker:
         if self._database is None:
             self._database = Database(self.url)
         database = self._database
-        has_work = bool(len(self._wanted) or self._may_publish())
+        has_work = bool(len(self._wanted) or self._may_publish() or self._may_queue_older())
         if not has_work and self._asked_at is not None and not self._problem:
             return True
         if not database.is_open:
             self._check(database)
         self._fetch(database)
+        if self._may_queue_older():
+            self._queue_older()
         if self._may_publish():
             if batch := self._queue.first(publishing.BATCH):
                 self._publish(database, batch)
             if self._queue.problem:  # or one batch would be published again and again
                 self._publishing_pauses.failed()
         self._note_success()
-        return not self._may_publish() and not len(self._wanted)
+        return not (self._may_publish() or self._may_queue_older() or len(self._wanted))
 
     def _may_publish(self) -> bool:
         return len(self._queue) > 0 and not self._publishing_pauses.wait_s
+
+    def _may_queue_older(self) -> bool:
+        # A few at a time: what is recorded now must find room in the queue, and where nothing may be published, none would leave it.
+        is_due = self._older is not None and len(self._queue) < publishing.BATCH
+        return is_due and not self._publishes_not and not self._publishing_pauses.wait_s
+
+    def _queue_older(self) -> None:
+        assert self._older is not None
+        try:
+            if (some := next(self._older, None)) is not None:
+                self._queue.put(some)
+                return
+            self._queue.note_older(time.time())
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            _log.warning("team: entries from before are published after the next start: %s", error)
+        self._older = None
 
     def _check(self, database: Database) -> None:
         """Connect, and see whether the tables are of this version and what the role may do with them."""
