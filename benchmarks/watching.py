@@ -46,6 +46,11 @@ class Watched:
         return _cpu_s(self._read(f"task/{self.pid}/stat"))
 
     @property
+    def main_awaited_s(self) -> float:
+        """Time for which its main thread was ready to run so far, and waited for a core, in seconds."""
+        return int(self._read(f"task/{self.pid}/schedstat").split()[1]) / 1e9
+
+    @property
     def resident_bytes(self) -> int:
         """Resident memory, files mapped into it included."""
         return int(self._read("statm").split()[1]) * _PAGE
@@ -72,11 +77,15 @@ def _cpu_s(stat: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """How many cores the daemon, our ended child processes, and other programs took for some time."""
+    """How many cores the daemon, our ended child processes, and other programs took for some time.
+
+    `awaited`: the share of that time in which the daemon's main thread was ready to run, and waited for a core.
+    """
 
     daemon: float
     clients: float
     others: float
+    awaited: float
 
 
 class CoresWatch:
@@ -89,18 +98,20 @@ class CoresWatch:
     def cores(self) -> Cores:
         """Return the means since the beginning."""
         seconds = time.monotonic() - self._began
-        daemon, clients, machine = (
+        daemon, clients, machine, awaited = (
             (now - before) / seconds for now, before in zip(self._now(), self._times, strict=True)
         )
-        return Cores(round(daemon, 2), round(clients, 2), round(max(machine - daemon - clients, 0.0), 2))
+        others = max(machine - daemon - clients, 0.0)
+        return Cores(*(round(each, 2) for each in (daemon, clients, others, awaited)))
 
-    def _now(self) -> tuple[float, float, float]:
+    def _now(self) -> tuple[float, float, float, float]:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         user, nice, system, _idle, _waiting, *interrupts = map(
             int, _MACHINE.read_text().split("\n", 1)[0].split()[1:8]
         )
         machine_s = (user + nice + system + sum(interrupts)) / _TICKS
-        return self._daemon.cpu_s, children.ru_utime + children.ru_stime, machine_s
+        clients_s = children.ru_utime + children.ru_stime
+        return self._daemon.cpu_s, clients_s, machine_s, self._daemon.main_awaited_s
 
 
 def bytes_of(*files: Path) -> int:

@@ -277,7 +277,12 @@ def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
         "p99_us": "99th percentile, us",
         "cpu_us": "processor time each, us",
     }
-    users = {"daemon": "cores for the daemon", "clients": "for clients", "others": "for other work"}
+    users = {
+        "daemon": "cores for the daemon",
+        "clients": "for clients",
+        "others": "for other work",
+        "awaited": "waits for a core",
+    }
     rows = [
         [
             *(_plain(record.get(name)) for name in names),
