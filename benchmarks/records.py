@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SCHEMA = 2
 _READABLE = (1, SCHEMA)
 _FIGURES = ("step_ms", "host_ms", "pipelined_ms")
-_COUNTED = ("captured", "staged", "fallbacks", "failures")
+_COUNTED = ("captured", "fallbacks", "failures")
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Report:
         Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none; entries found `from_bundle`.
         Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `checked` (foreign decisions that were
         validated), `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
-        `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`, `staged` inputs,
+        `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`,
         `checked_results` (result checks) and `wrong_results` (result checks that failed).
         """
         with self._lock:
@@ -177,7 +177,7 @@ class Report:
         with self._lock:
             names = (
                 "graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled", "withheld", "from_bundle", "waited", "adopted", "checked",
-                "disputed", "sizes", "placed", "placed_inputs", "sent", "led", "followed", "captured", "staged", "checked_results",
+                "disputed", "sizes", "placed", "placed_inputs", "sent", "led", "followed", "captured", "checked_results",
                 "wrong_results",
             )  # fmt: skip
             return {

@@ -33,8 +33,6 @@ from pygraphd.client.replay.relocation_table import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from pygraphd.client.recording.capture import Capture
     from pygraphd.client.replay.outputs import Output
 
@@ -194,12 +192,12 @@ def _elements(size: int, dtype: torch.dtype) -> int:
 # --- inputs ------------------------------------------------------------------------------------------------------
 
 
-def input_groups(inputs: Sequence[Any], staged: Collection[int]) -> list[tuple[InputGroup, Span]]:
-    """Return the tensors among the inputs that are not `staged` (by index), in groups of those that overlap."""
+def input_groups(inputs: Sequence[Any]) -> list[tuple[InputGroup, Span]]:
+    """Return the tensors among the inputs, in groups of those that overlap."""
     moving = {
         index: extent(value)
         for index, value in enumerate(inputs)
-        if isinstance(value, torch.Tensor) and index not in staged and value.numel()
+        if isinstance(value, torch.Tensor) and value.numel()
     }
     spans = merge(moving.values())
     members: list[list[int]] = [[] for _ in spans]

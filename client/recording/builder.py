@@ -37,7 +37,7 @@ from pygraphd.client.replay.replay import Device, Replay
 from pygraphd.client.replay.rng import generators_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.recording.alias_sets import InputGroups
@@ -62,8 +62,6 @@ class Built:
     """A replay that is not yet verified."""
 
     replay: Replay
-    unreferenced: frozenset[int]
-    """Indices of the inputs whose addresses no node holds."""
     device: torch.device
     nodes: int
 
@@ -71,12 +69,11 @@ class Built:
 def build(
     driver: Driver,
     first: CapturedCall,
-    staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
     recapture: Recapture | None = None,
     facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
 ) -> Built:
-    """Make a replay of a captured call; `staged` has the buffers of staged inputs by index, `note` is called with later failures.
+    """Make a replay of a captured call; `note` is called with later failures.
 
     `recapture` captures the call again where false pointers are possible; Without it, every word that looks like an address counts as one.
     Takes over graph and cursor of the capture, whose memory stays until `Capture.let_go`. Raises `NotRelocatableError`, `FallbackError`,
@@ -84,8 +81,8 @@ def build(
     """
     try:
         if not facts.is_vouched:
-            _refuse_own_memory(driver, first, staged)
-        return _build(driver, first, staged, note, recapture, facts.saved)
+            _refuse_own_memory(driver, first)
+        return _build(driver, first, note, recapture, facts.saved)
     except BaseException:
         first.capture.discard(driver)
         raise
@@ -94,7 +91,6 @@ def build(
 def _build(
     driver: Driver,
     first: CapturedCall,
-    staged: Mapping[int, torch.Tensor],
     note: Callable[[str], None],
     recapture: Recapture | None,
     saved: frozenset[int],
@@ -105,7 +101,7 @@ def _build(
         raise NotRelocatableError(f"it works on {len(devices)} devices")
     (device,) = devices
     parameters = Parameters(driver, capture.graph)
-    groups = input_groups(inputs, staged)
+    groups = input_groups(inputs)
     sets = AliasSets(capture, saved)
     outputs = sets.outputs(inputs, groups)
     memories, segments, bases = sets.memories(len(groups))
@@ -122,7 +118,6 @@ def _build(
         tuple(group for group, _ in groups),
         memories,
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
-        tuple(staged.items()),
         tuple(generators_in(inputs).items()),
         sets.saves_together,
     )
@@ -136,18 +131,16 @@ def _build(
     except BaseException:
         executables.close()
         raise
-    unreferenced = [group for number, (group, _) in enumerate(groups) if number in table.unreferenced()]
-    indices = frozenset(index for group in unreferenced for index, _ in group.members)
-    return Built(replay, indices, device, len(parameters))
+    return Built(replay, device, len(parameters))
 
 
-def _refuse_own_memory(driver: Driver, first: CapturedCall, staged: Mapping[int, torch.Tensor]) -> None:
+def _refuse_own_memory(driver: Driver, first: CapturedCall) -> None:
     """Raise NotRelocatableError if a graph works on memory that is neither an input nor allocated and given back within the call.
 
     An operator that nobody vouches for may replace a workspace of its own between two calls, and the graph would go on to write there.
     """
     parameters = Parameters(driver, first.capture.graph)
-    spans = [*(span for _, span in input_groups(first.inputs, staged)), *first.capture.allocations]
+    spans = [*(span for _, span in input_groups(first.inputs)), *first.capture.allocations]
     known = [SegmentRange(span, IN_PLACE) for span in spans]
     others = outside(parameters.words, parameters.candidates, known)
     if first.capture.held or any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
@@ -192,9 +185,4 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
     ops = helper.ops(note)
     if ops is None:
         raise TransientError(helper.reason or "the compiled helper is still being compiled")
-    return Device(
-        torch_private.allocator(device),
-        ops,
-        torch_private.current_stream(device),
-        torch_private.stream_watch(device),
-    )
+    return Device(torch_private.allocator(device), ops, torch_private.current_stream(device))

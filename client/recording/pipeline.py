@@ -67,8 +67,6 @@ class Attempt:
 
     replay: Replay
     verification: Verification
-    unreferenced: frozenset[int]
-    """Indices of the inputs whose addresses no node holds."""
     call: Call
     """The call that was captured. Its aliased memory stays: the replay may run again, and may be wrong."""
     nodes: int
@@ -78,14 +76,9 @@ class Attempt:
     def let_go(self) -> None:
         """Release the memory that the capture worked on, but for addresses that share some."""
         tensors, capture = self.captured
-        for each in (tensors.tensors, tensors.memory, tensors.bound, tensors.ranges):
+        for each in (tensors.tensors, tensors.memory, tensors.ranges):
             each.clear()
         capture.let_go()
-
-    @property
-    def staged(self) -> int:
-        """The number of staged inputs."""
-        return len(self.call.staged)
 
     def keep(self) -> Replay:
         """Return the replay, and release the memory of the verification."""
@@ -126,20 +119,15 @@ class Pipeline:
         self._threads.has_launched = True
 
     def record(
-        self,
-        inputs: list[Any],
-        staged: frozenset[int],
-        constraints: LayoutConstraints,
-        *,
-        is_doubted: bool = False,
+        self, inputs: list[Any], constraints: LayoutConstraints, *, is_doubted: bool = False
     ) -> Attempt | Refusal:
-        """Record a call with buffers for the inputs `staged` (by index), and replay it on copies of its inputs. Raises nothing.
+        """Record a call, and replay it on copies of its inputs. Raises nothing.
 
         If it `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
         """
         try:
             with self._timed(), _no_garbage_collection():
-                return self._record(inputs, staged, constraints, is_doubted=is_doubted)
+                return self._record(inputs, constraints, is_doubted=is_doubted)
         except (TransientError, torch.OutOfMemoryError) as error:
             is_short = isinstance(error, NoMemoryError | torch.OutOfMemoryError)
             code = ReasonCode.NO_MEMORY_TO_RECORD if is_short else ReasonCode.CANNOT_CAPTURE_NOW
@@ -180,21 +168,13 @@ class Pipeline:
         finally:
             self.host_us += (time.perf_counter() - began) * 1e6
 
-    def _record(
-        self,
-        inputs: list[Any],
-        to_stage: frozenset[int],
-        constraints: LayoutConstraints,
-        *,
-        is_doubted: bool,
-    ) -> Attempt:
+    def _record(self, inputs: list[Any], constraints: LayoutConstraints, *, is_doubted: bool) -> Attempt:
         if reason := _why_not_bind(inputs, self._recorder.device, self._facts):
             raise NotRelocatableError(reason)
-        groups = input_groups(inputs, ())
+        groups = input_groups(inputs)
         self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
-        staged = {index: _buffer_for(inputs[index]) for index in sorted(to_stage)}
         recorder = self._recorder
-        call = Call(inputs, staged, constraints, groups, recorder.driver, recorder.device, self._make_sure_of)
+        call = Call(inputs, constraints, groups, recorder.driver, recorder.device, self._make_sure_of)
         try:
             return self._record_call(call, is_doubted=is_doubted)
         except BaseException:
@@ -202,16 +182,14 @@ class Pipeline:
             raise
 
     def _record_call(self, call: Call, *, is_doubted: bool) -> Attempt:
-        inputs, staged = call.inputs, call.staged
         tensors, capture = self._capture(call)
         built = builder.build(
             self._recorder.driver,
-            CapturedCall(capture, tensors.bound),
-            staged,
+            CapturedCall(capture, tensors.tensors),
             self._report.count_failure,
             functools.partial(self._recapture, call, capture),
             dataclasses.replace(
-                self._facts, saved=_seen_by_nobody(self._facts.saved, capture.outputs, inputs)
+                self._facts, saved=_seen_by_nobody(self._facts.saved, capture.outputs, call.inputs)
             ),
         )
         try:
@@ -220,9 +198,7 @@ class Pipeline:
             built.replay.close()
             capture.let_go()
             raise
-        attempt = Attempt(
-            built.replay, verification, built.unreferenced, call, built.nodes, (tensors, capture)
-        )
+        attempt = Attempt(built.replay, verification, call, built.nodes, (tensors, capture))
         if not is_doubted:
             attempt.let_go()
         return attempt
@@ -267,7 +243,7 @@ class Pipeline:
         except NotRelocatableError as error:
             # The first capture has worked, but some callables cannot be captured where inputs share a storage.
             raise FallbackError(CAPTURES_DIFFER) from error
-        return CapturedCall(capture, tensors.bound, tensors.ranges)
+        return CapturedCall(capture, tensors.tensors, tensors.ranges)
 
     def _capture_on(
         self,
@@ -277,7 +253,7 @@ class Pipeline:
         *,
         is_shifted: bool = False,
     ) -> Capture:
-        inputs = list(tensors.bound)
+        inputs = list(tensors.tensors)
         try:
             return self._recorder.capture(
                 self._launch, inputs, reserves, backing=backing, is_shifted=is_shifted
@@ -346,13 +322,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def _buffer_for(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor that can be written at any later call."""
-    with torch.inference_mode(False):
-        buffer = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-        return torch_private.viewed_like(buffer, tensor).copy_(tensor.detach())
 
 
 def _why_not_bind(inputs: Sequence[Any], device: torch.device, facts: GraphFacts) -> str | None:

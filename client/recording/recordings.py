@@ -302,10 +302,7 @@ class Recordings(_Refusing):
         """Run a call as KERNELS, and keep a recording of it if verification passes."""
         self._log(slot, "recording")
         attempt = self._pipeline.record(
-            inputs,
-            slot.disagreements.staged,
-            slot.mismatches.constraints,
-            is_doubted=slot.disagreements.in_values,
+            inputs, slot.mismatches.constraints, is_doubted=slot.disagreements.in_values
         )
         if isinstance(attempt, Refusal):
             self._refuse(slot, attempt)
@@ -324,7 +321,7 @@ class Recordings(_Refusing):
             return outputs
         attempt.close()
         if not isinstance(found, Refusal):
-            persistence = slot.disagreements.add(found, attempt.unreferenced)
+            persistence = slot.disagreements.add(found)
             found = Refusal(str(found), persistence, ReasonCode.RESULTS_DIFFER)
         self._refuse(slot, found)
         return outputs
@@ -351,7 +348,7 @@ class Recordings(_Refusing):
         memory = sum(each.bytes for each in replay.layout.memories)
         self._report.note_graph(self.facts.digest, slot.size, nodes=attempt.nodes, memory_bytes=memory)
         self._trim()
-        self._report.count(captured=1, staged=attempt.staged)
+        self._report.count(captured=1)
         if before is not None:
             before.close()
         if len(recorded := self._recorded()) > self._max_recordings:

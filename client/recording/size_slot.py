@@ -63,28 +63,21 @@ class Disagreements:
     """Recordings of one size that differed from KERNELS on the same inputs, and what follows for the next recording.
 
     Kernels that add in an order of their own may differ by chance. So a recording that differs is made once more, and the callable is
-    compared with itself as well. If values differ again, the next recording has buffers for the inputs that no node refers to: one of
-    them may be read after all.
+    compared with itself as well.
     """
 
     latest: Disagreement | None = None
     """The disagreement of the latest recording; None once a recording has agreed."""
     in_values: bool = False
     """Whether any recording computed other values. Then the callable is also compared with itself."""
-    staged: frozenset[int] = frozenset()
-    """Indices of the inputs for which the next recording has buffers."""
 
-    def add(self, found: Disagreement, unreferenced: frozenset[int]) -> Persistence:
-        """Note how a recording differs and which inputs no node of it refers to; return how long the size is refused."""
+    def add(self, found: Disagreement) -> Persistence:
+        """Note how a recording differs; return how long the size is refused."""
         before, self.latest = self.latest, found
         self.in_values |= found.in_values
         if before is None:
             return Persistence.ONE_CALL
-        if found.in_values and not unreferenced <= self.staged:
-            self.staged |= unreferenced
-            return Persistence.ONE_CALL
-        is_the_same = before.what == found.what or self.staged
-        return Persistence.PERMANENT if is_the_same else Persistence.PROCESS
+        return Persistence.PERMANENT if before.what == found.what else Persistence.PROCESS
 
 
 @dataclass(frozen=True, slots=True)

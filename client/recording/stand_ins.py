@@ -44,8 +44,6 @@ class StandIns:
     """A stand-in for each tensor among the inputs, and the other inputs as they are."""
     memory: list[torch.Tensor]
     """The memory of the stand-ins, as 64-bit integers."""
-    bound: list[Any]
-    """`tensors` with the buffers of staged inputs in their places."""
     ranges: list[torch.Tensor]
     """All addresses of the stand-ins: those of `memory`, and those that share memory."""
 
@@ -81,8 +79,6 @@ class Call:
     """A call that is recorded. It owns the aliased memory of its stand-ins."""
 
     inputs: list[Any]
-    staged: Mapping[int, torch.Tensor]
-    """The buffers of staged inputs, by index."""
     constraints: LayoutConstraints
     groups: InputGroups
     driver: Driver
@@ -114,8 +110,7 @@ class Call:
             make = stand_ins_side_by_side if is_further else stand_ins_for
             tensors, memory = make(self.inputs, self.constraints, self.groups)
             ranges = memory
-        bound = [self.staged.get(index, value) for index, value in enumerate(tensors)]
-        return StandIns(tensors, memory, bound, ranges)
+        return StandIns(tensors, memory, ranges)
 
     def aliased_copies(self, written: Collection[int]) -> AliasedCopies | None:
         """Return copies with little memory of the large inputs with an index in `written`; None where memory cannot be mapped."""
@@ -228,7 +223,7 @@ def may_be_indices(members: Sequence[tuple[int, int]], inputs: Sequence[Any]) ->
 
 def groups_of(inputs: Sequence[Any], groups: InputGroups | None) -> InputGroups:
     """Return the groups of all inputs; `groups` if they are known, as finding them takes milliseconds for hundreds of inputs."""
-    return input_groups(inputs, ()) if groups is None else groups
+    return input_groups(inputs) if groups is None else groups
 
 
 def _device_of(inputs: Sequence[Any]) -> torch.device:

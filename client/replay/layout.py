@@ -33,8 +33,6 @@ class Layout:
     groups: tuple[InputGroup, ...]
     memories: tuple[Memory, ...]
     outputs: Outputs
-    staged: tuple[tuple[int, torch.Tensor], ...] = ()
-    """Inputs that are copied into a buffer at a fixed address before each launch, as (index, buffer)."""
     generators: tuple[tuple[int, torch.Generator], ...] = ()
     """Inputs that are generators from which the recording draws random numbers, as (index, generator)."""
     saves_together: bool = False

@@ -64,10 +64,6 @@ class RelocationTable:
     ambiguous: tuple[int, ...] = ()
     """The words within structures: padding may hold a number that only looks like an address; see `false_pointers`."""
 
-    def unreferenced(self) -> frozenset[int]:
-        """Return the segments in which no node holds an address: unused, or reached in a way that relocation cannot see."""
-        return frozenset(number for number, words in enumerate(self.words) if not words)
-
 
 def scan(
     words: Sequence[int],

@@ -1,7 +1,7 @@
 """The hot path: binds a recording to the inputs of a call and to fresh memory, launches it, and makes the outputs.
 
 `builder` has prepared everything that is the same at each call. The compiled helper serves a call by itself (`native.ffi.Fused`). The
-steps in Python serve recordings with staged inputs or unusual outputs, and verification; and they raise the reason if a call does not fit.
+steps in Python serve recordings with unusual outputs, and verification; and they raise the reason if a call does not fit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
 from pygraphd.client.replay.native.ffi import Parts, TensorOps
-from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
     from pygraphd.client.backend.driver import Driver
@@ -50,7 +49,6 @@ class Device:
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     ops: TensorOps
     stream: Callable[[], int]
-    watch_stream: Callable[[], Callable[[], bool]]
 
 
 def drawing_launch(cursor: RngCursor, driver: Driver) -> Launch:
@@ -89,7 +87,6 @@ class Replay:
         self._device = device
         self._cursor = cursor
         self._start: Launch = driver.launch if cursor is None else drawing_launch(cursor, driver)
-        self._staging = StreamAffinity(driver, device.watch_stream) if layout.staged else None
         self._executables: Executables | None = executables
         memories, outputs = layout.memories, layout.outputs
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if large allocations come first.
@@ -100,7 +97,7 @@ class Replay:
         self._fill = device.ops.filling(outputs.pieces)
         self.counts = self._fuse(executables)
         """The counts of the calls; as a context manager, it holds off calls of other threads."""
-        self.fused = self.counts if outputs.picks is not None and not layout.staged else None
+        self.fused = self.counts if outputs.picks is not None else None
         """Serves calls without Python; None: the compiled helper cannot serve this layout."""
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -148,15 +145,10 @@ class Replay:
         if executables is None:
             raise FallbackError(CLOSED)
         # First, since nothing need be written for a launch that may not be on this stream.
-        if self._staging is not None:
-            self._staging.enter(stream)
         if self._cursor is not None:
             self._cursor.affinity.expect(stream)
         with as_fallback:
             executable, written = executables.bind(inputs, memory, stream)
-            if self._staging is not None:
-                for index, buffer in self.layout.staged:
-                    buffer.copy_(inputs[index].detach())
         drawn: PhiloxRange | None = self._start(executable, stream)
         counts = self.counts
         counts.replays += 1

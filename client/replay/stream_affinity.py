@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.backend.driver import Driver
 
-OTHER_STREAM = "draws random numbers or copies inputs, and is on another stream than what has done so before"
+OTHER_STREAM = "draws random numbers, and is on another stream than what has done so before"
 
 
 class StreamAffinity:

@@ -152,19 +152,19 @@ def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_what_was_recorded_staged_and_launched_is_kept_of_each_process() -> None:
+def test_what_was_recorded_and_launched_is_kept_of_each_process() -> None:
     launched = {"sizes that had not come back yet": 2, "verification: output 1 differs": 1}
-    of_first = {"captured": 3, "staged": 2, "failures": {"giving memory back: RuntimeError": 1}}
+    of_first = {"captured": 3, "failures": {"giving memory back: RuntimeError": 1}}
     made = record(
         answered(0, [1.0], summary=summary(1.0, graphs=1) | of_first),
         failed(1, "killed"),
-        answered(2, [1.0], summary=summary(1.0, graphs=1) | {"captured": 0, "staged": 0, "fallbacks": {}}),
+        answered(2, [1.0], summary=summary(1.0, graphs=1) | {"captured": 0, "fallbacks": {}}),
         variant="pygraph-cold",
     )
 
     assert made.counted == [
         {**of_first, "fallbacks": launched},
-        {"captured": 0, "staged": 0, "fallbacks": {}, "failures": None},
+        {"captured": 0, "fallbacks": {}, "failures": None},
     ]
 
 

@@ -92,7 +92,6 @@ def test_a_column_for_each_way_and_a_row_for_each_figure() -> None:
             allocation("outputs", 1),
             allocation("scratch", 4),
         ],
-        "staged": MB,
     }
 
     found = cells([answer("reduce-overhead"), answer("graph", recordings=[recording, recording])])
@@ -105,8 +104,8 @@ def test_a_column_for_each_way_and_a_row_for_each_figure() -> None:
     pool = "after forward, pool default: reserved / free beside something / empty"
     assert found[pool] == ["6.0 / 2.0 / 1.0"] * 2
     assert found["after forward, allocated: parameters"] == ["3.0", "3.0"]
-    kinds = "forward: outputs / scratch / staged"
-    assert found[kinds] == ["-", "2.0 / 8.0 / 2.0"]
+    kinds = "forward: outputs / scratch"
+    assert found[kinds] == ["-", "2.0 / 8.0"]
     assert not [label for label in found if label.startswith("before forward, ")]  # less is allocated there
 
 

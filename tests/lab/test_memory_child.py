@@ -137,11 +137,11 @@ def test_tensors_are_told_by_what_they_are_for(recorder: Recorder) -> None:
     module(inputs["values"]).sum().backward()
     assert step.optimizer is not None
     step.optimizer.step()
-    regions, replay, staged = recorded(recorder)
+    regions, replay = recorded(recorder)
     momentum = [state["momentum_buffer"] for state in step.optimizer.state.values()]
     gradients = [each.grad for each in module.parameters() if each.grad is not None]
     running = [module.running_mean, module.running_var]
-    counting = Counting([*module.parameters(), *running, *gradients, *inputs.values(), *momentum, staged])
+    counting = Counting([*module.parameters(), *running, *gradients, *inputs.values(), *momentum])
     look = Look(counting, case, step, regions)
 
     look.begin(with_snapshots=True)
@@ -154,19 +154,18 @@ def test_tensors_are_told_by_what_they_are_for(recorder: Recorder) -> None:
         "gradients": 5600,
         "optimiser": 5600,
         "buffers": 5600,
-        "staged": staged.nbytes,
     }
     ((found),) = recordings(regions)
-    assert (found["kind"], found["staged"]) == ("forward", staged.nbytes)
+    assert found["kind"] == "forward"
     replay.close()
 
 
-def recorded(recorder: Recorder) -> tuple[Regions, Replay, torch.Tensor]:
-    """Return a region that has a recording, that one, and its buffer for an input."""
-    staged, out = torch.randn(50), recorder.arena.allocate(50)
-    recorder.graph.scale(staged, out, 2.0)
-    replay = recorder.built([torch.randn(50)], [out], staged={0: staged}).replay
+def recorded(recorder: Recorder) -> tuple[Regions, Replay]:
+    """Return a region that has a recording, and that one."""
+    given, out = torch.randn(50), recorder.arena.allocate(50)
+    recorder.graph.scale(given, out, 2.0)
+    replay = recorder.built([given], [out]).replay
     relocatable: Any = SimpleNamespace(replays=(replay,), facts=GraphFacts())
     regions = Regions("graph")
     regions.all.append(Timed(replay, "forward", relocatable))
-    return regions, replay, staged
+    return regions, replay

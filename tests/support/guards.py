@@ -66,7 +66,7 @@ class Guarded:
     def copies(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the inputs with all tensors of the device copied; what overlaps does so again, and alignment is the same."""
         copies = list(inputs)
-        for group, span in input_groups(inputs, ()):
+        for group, span in input_groups(inputs):
             first = inputs[group.members[0][0]]
             if first.device.type != self.device:
                 continue

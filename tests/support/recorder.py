@@ -36,11 +36,10 @@ class Recorder:
         self,
         inputs: Sequence[Any],
         outputs: Sequence[Any],
-        staged: dict[int, torch.Tensor] | None = None,
         cursor: RngCursor | None = None,
     ) -> Built:
         capture = Capture(self.graph.handle, list(outputs), tuple(self.arena.allocations), cursor=cursor)
-        built = build(self.emulator.driver, CapturedCall(capture, inputs), staged or {}, self.notes.append)
+        built = build(self.emulator.driver, CapturedCall(capture, inputs), self.notes.append)
         self.arena.let_go()
         return built
 

@@ -157,14 +157,12 @@ class Look:
         """Yield owners and addresses of tensors; outputs, saved activations and workspaces have no owner."""
         module, optimizer = self._case.module, self._step.optimizer
         states = optimizer.state.values() if optimizer is not None else ()
-        replays = [replay for _, replay in _recorded(self._regions)]
         tensors = {
             "parameters": module.parameters(),
             "buffers": module.buffers(),
             "gradients": (each.grad for each in module.parameters() if each.grad is not None),
             "inputs": inputs.values(),
             "optimiser": (each for state in states for each in state.values() if torch.is_tensor(each)),
-            "staged": (buffer for replay in replays for _, buffer in replay.layout.staged),
         }
         for name, each in tensors.items():
             yield from ((name, tensor.data_ptr()) for tensor in each)

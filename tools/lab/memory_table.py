@@ -42,10 +42,7 @@ def _rows(good: Sequence[Answer]) -> Iterator[tuple[str, Sizes]]:
     fullest = max(names, key=lambda name: max(each["snapshots"][name]["all"]["allocated"] for each in good))
     yield from _of_snapshot(good, fullest)
     for kind in _names([recording["kind"] for recording in each["recordings"]] for each in good):
-        yield (
-            f"{kind}: outputs{_BETWEEN}scratch{_BETWEEN}staged",
-            _recorded(kind),
-        )
+        yield f"{kind}: outputs{_BETWEEN}scratch", _recorded(kind)
 
 
 def _of_snapshot(good: Sequence[Answer], point: str) -> Iterator[tuple[str, Sizes]]:
@@ -70,8 +67,7 @@ def _recorded(kind: str) -> Sizes:
 
 def _of_recording(recording: Mapping[str, Any]) -> list[int]:
     made = recording["allocations"]
-    by_role = [sum(each["bytes"] for each in made if each["role"] == role) for role in Role]
-    return [*by_role, recording["staged"]]
+    return [sum(each["bytes"] for each in made if each["role"] == role) for role in Role]
 
 
 def _at(*path: str | int) -> Sizes:

@@ -1,4 +1,4 @@
-"""Memory of a recording: each allocation of a call by its role, and the buffers of staged inputs."""
+"""Memory of a recording: each allocation of a call by its role."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ class Footprint:
     """A recording's memory, in bytes."""
 
     allocations: tuple[Allocation, ...]
-    staged: int
-    """Buffers that inputs are copied to."""
     executables: int
     """Their number. The allocator does not know their memory."""
 
@@ -49,6 +47,5 @@ def footprint_of(replay: Replay) -> Footprint:
             Allocation(Role.OUTPUT if slot in seen else Role.SCRATCH, memory.bytes)
             for slot, memory in enumerate(layout.memories)
         ),
-        sum(buffer.untyped_storage().nbytes() for _, buffer in layout.staged),
         replay.executables,
     )

@@ -107,7 +107,7 @@ def test_a_backward_finds_what_its_forward_drew_whichever_way_they_run(
 
         assert step() == (6.0, began + 4, generator.seed)
         assert generator.offset == began + 8
-    case.expect(captured=ahead + behind, staged=0)
+    case.expect(captured=ahead + behind)
     assert case.report.fallbacks == ({recordings.NOT_YET: ahead + behind} if ahead or behind else {})
 
 
@@ -308,4 +308,4 @@ def test_a_call_asks_once_whether_the_user_captures(
     run([case.floats(1.0)])
 
     assert asked == [run]
-    case.expect(captured=1, staged=0)
+    case.expect(captured=1)

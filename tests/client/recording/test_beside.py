@@ -78,7 +78,7 @@ def test_a_replay_that_is_right_moves_at_every_call(case: Case, guarded: Guarded
     call(case, run)
 
     run.expect_moved_calls()
-    case.expect(captured=1, staged=0)
+    case.expect(captured=1)
     (replay,) = run.relocatable.replays
     assert (replay.counts.replays, replay.counts.relocated) == (4, 4)
 

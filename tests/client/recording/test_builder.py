@@ -73,7 +73,7 @@ def test_the_list_of_inputs_is_emptied_and_a_list_stays_a_list(recorder: Recorde
     capture = Capture(
         recorder.graph.handle, [out, None, 7], tuple(recorder.arena.allocations), as_tuple=False
     )
-    replay = build(recorder.emulator.driver, CapturedCall(capture, [a, 2]), {}, recorder.notes.append).replay
+    replay = build(recorder.emulator.driver, CapturedCall(capture, [a, 2]), recorder.notes.append).replay
     inputs = [recorder.floats(1, 1), 2]
 
     outputs = replay(inputs)
@@ -96,12 +96,12 @@ def test_only_what_fits_into_an_outputs_blocks_may_have_lain_there(
     capture = Capture(recorder.graph.handle, [out], (before, *recorder.arena.allocations))
 
     if fits:
-        replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), {}, recorder.notes.append).replay
+        replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), recorder.notes.append).replay
         assert replay([recorder.floats(1, 2)])[0].tolist() == [3, 6]
         replay.close()
     else:
         with pytest.raises(NotRelocatableError, match="overlap"):
-            build(recorder.emulator.driver, CapturedCall(capture, [a]), {}, recorder.notes.append)
+            build(recorder.emulator.driver, CapturedCall(capture, [a]), recorder.notes.append)
 
 
 def test_each_input_of_a_group_keeps_its_alignment(recorder: Recorder) -> None:
@@ -129,26 +129,6 @@ def test_a_replay_that_nobody_keeps_leaves_nothing(recorder: Recorder) -> None:
 
     graphs, executables = recorder.emulator.live()
     assert (graphs, executables) == (before[0] - 1, before[1])
-
-
-def test_on_another_stream_nothing_is_written_at_a_fixed_address(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, out, buffer = recorder.floats(1, 2), recorder.arena.allocate(2), recorder.floats(0, 0)
-    recorder.graph.add(a, buffer, out)
-    stream = [7]
-    monkeypatch.setattr(
-        "pygraphd.client.backend.torch_private.current_stream", lambda _device: lambda: stream[0]
-    )
-    replay = recorder.built([a, buffer], [out], {1: buffer}).replay
-    assert replay([a, recorder.floats(10, 20)])[0].tolist() == [11, 22]
-
-    stream[0] = 8
-    with pytest.raises(FallbackError, match="another stream"):
-        replay([a, recorder.floats(0, 0)])
-
-    assert buffer.tolist() == [10, 20]
-    replay.close()
 
 
 def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 
@@ -53,7 +51,7 @@ def test_a_constant_of_the_module_and_an_empty_tensor_come_out_as_they_are(recor
 def test_inputs_that_overlap_move_as_one_and_others_of_the_same_storage_do_not(recorder: Recorder) -> None:
     base = recorder.allocator.tensor(torch.arange(10.0))
     a, b, apart = base[0:3], base[1:4], base[6:9]
-    assert [len(group.members) for group, _ in input_groups([a, b, apart], {})] == [2, 1]
+    assert [len(group.members) for group, _ in input_groups([a, b, apart])] == [2, 1]
     out, far = recorder.arena.allocate(3), recorder.arena.allocate(3)
     recorder.graph.add(a, b, out)
     recorder.graph.scale(apart, far, 2.0)
@@ -126,30 +124,6 @@ def test_an_input_that_is_aligned_worse_does_not_fit_and_changes_nothing(recorde
     replay.close()
 
 
-def test_an_input_that_no_node_shows_is_named_and_can_be_staged(recorder: Recorder) -> None:
-    a, hidden = recorder.floats(1, 2), recorder.floats(3, 4)
-    table = (ctypes.c_void_p * 1)(hidden.data_ptr())
-    out, seen = recorder.arena.allocate(2), recorder.arena.allocate(2)
-    recorder.graph.through_table(table, out)
-    recorder.graph.scale(a, seen, 1.0)
-    built = recorder.built([a, hidden], [out, seen])
-    assert built.unreferenced == {1}
-    built.replay.close()
-
-    again = Recorder(recorder.emulator, recorder.allocator)
-    buffer = recorder.floats(0, 0)
-    table[0] = buffer.data_ptr()
-    out, seen = again.arena.allocate(2), again.arena.allocate(2)
-    again.graph.through_table(table, out)
-    again.graph.scale(a, seen, 1.0)
-    built = again.built([a, hidden], [out, seen], {1: buffer})
-
-    assert built.unreferenced == frozenset()
-    outputs = built.replay([recorder.floats(5, 6), recorder.floats(7, 8)])
-    assert [each.tolist() for each in outputs] == [[7, 8], [5, 6]]
-    built.replay.close()
-
-
 def test_memory_that_must_stay_in_place_stays(recorder: Recorder) -> None:
     """A generator's state, allocated in the capture and read at every replay."""
     a, out, state = (
@@ -160,7 +134,7 @@ def test_memory_that_must_stay_in_place_stays(recorder: Recorder) -> None:
     held = Span(state.data_ptr(), state.data_ptr() + BLOCK)
     recorder.graph.add(a, state[:2], out)
     capture = Capture(recorder.graph.handle, [out], tuple(recorder.arena.allocations), held=(held,))
-    replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), {}, recorder.notes.append).replay
+    replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), recorder.notes.append).replay
     state[:2] = recorder.floats(100, 200)
 
     assert replay([recorder.floats(1, 1)])[0].tolist() == [101, 201]
@@ -175,7 +149,6 @@ def test_an_output_in_memory_that_must_stay_is_refused(recorder: Recorder) -> No
         build(
             recorder.emulator.driver,
             CapturedCall(Capture(recorder.graph.handle, [out], held, held), [recorder.floats(1)]),
-            {},
             recorder.notes.append,
         )
 
@@ -193,7 +166,6 @@ def test_memory_that_must_stay_but_was_something_else_before_is_refused(recorder
                 Capture(recorder.graph.handle, [recorder.floats(1)], tuple(recorder.arena.allocations), held),
                 [recorder.floats(1)],
             ),
-            {},
             recorder.notes.append,
         )
 

@@ -130,7 +130,7 @@ def test_a_number_beside_half_an_address_is_left_alone(
     for value in range(20):
         call(run, case, value)
 
-    case.expect(captured=1, staged=0)
+    case.expect(captured=1)
     assert case.recorder.captures == 2
     assert run.replays[0].counts.replays == 19
 

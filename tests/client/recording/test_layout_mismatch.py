@@ -57,7 +57,7 @@ def test_inputs_that_are_aligned_worse_are_launched_until_they_have_come_again(c
     for offset in (0, 0, 0, 16, 64, 0, 16, 48, 128, 0, 240):
         call(run, at(case, offset), at(case, 0))
 
-    case.expect(captured=2, staged=0)
+    case.expect(captured=2)
     assert case.report.fallbacks == {
         recordings.NOT_YET: 1,
         LayoutMismatch.ALIGNMENT.value: FIRST_MISMATCHES - 1,
@@ -202,9 +202,8 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     driver: Any = None  # no input is large
     call = Call(
         inputs,
-        {},
         LayoutConstraints(worst, apart),
-        input_groups(inputs, ()),
+        input_groups(inputs),
         driver,
         room.device,
         asked.append,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording import builder, pipeline, stand_ins, verification
+from pygraphd.client.recording import builder, stand_ins, verification
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.replay.replay import Replay
-from tests.support.recording_case import Case, HostRecorder, add, is_transient
+from tests.support.recording_case import Case, HostRecorder, add
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,23 +88,6 @@ def test_it_may_happen_in_the_middle_of_a_capture(case: Case) -> None:
 
     expect_nothing_left(case, before)
     assert str(run.refusal).startswith(FULL)
-    assert not run.refused_for_good
-
-
-def test_it_may_happen_to_an_input_that_is_to_be_staged(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(operations: Any, inputs: list[Any]) -> Any:
-        return operations.add(operations.look_up(inputs[0]), inputs[1]), inputs[1]
-
-    monkeypatch.setattr(pipeline, "_buffer_for", full)
-    run = case.make(body)
-    before = case.emulator.live()
-
-    call(case, run, 6)
-
-    expect_nothing_left(case, before)
-    case.expect(captured=0, staged=0)
-    assert str(run.refusal).startswith(FULL)
-    assert is_transient(run)
     assert not run.refused_for_good
 
 

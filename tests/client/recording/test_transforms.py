@@ -68,7 +68,6 @@ def build_unvouched(recorder: Recorder, inputs: list[torch.Tensor], outputs: lis
         return build(
             recorder.emulator.driver,
             CapturedCall(capture, inputs),
-            {},
             recorder.notes.append,
             None,
             GraphFacts(is_vouched=False),

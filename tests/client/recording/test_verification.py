@@ -168,7 +168,7 @@ def test_what_may_be_indices_is_given_others_only_where_that_can_be_told() -> No
     base = torch.arange(9)
     inputs = [same, base[:5], base[3:], base.to(torch.uint8), 7, None, torch.arange(6).expand(2, 6), large]
 
-    assert sorted(verification._indices(inputs, input_groups(inputs, ()))) == [0, 7]
+    assert sorted(verification._indices(inputs, input_groups(inputs))) == [0, 7]
     assert verification.other_indices(same).tolist() == [verification.OLD_POISON] * 3
     assert verification.other_indices(large).tolist() == [3, 2, 1, 0]
 

@@ -99,7 +99,7 @@ class Drawing:
         cursor = self._cursor(recorder, affinity)
         spans = tuple(recorder.arena.allocations)
         capture = Capture(recorder.graph.handle, [out], spans, held, cursor=cursor)
-        return build(recorder.emulator.driver, CapturedCall(capture, []), {}, recorder.notes.append).replay
+        return build(recorder.emulator.driver, CapturedCall(capture, []), recorder.notes.append).replay
 
     def _cursor(self, recorder: Recorder, affinity: StreamAffinity) -> GeneratorCursor:
         drawing = self
