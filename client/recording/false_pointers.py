@@ -6,7 +6,6 @@ its lower half such a word reads as an address near a multiple of 4 GiB. Relocat
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,17 +27,7 @@ if TYPE_CHECKING:
 
 UNDECIDABLE = "two captures of it cannot tell an address from a number"
 CAPTURES_DIFFER = "two captures of it are not of the same kernels"
-MAX_RECAPTURES = 2
-"""Further captures of one call at most."""
 _HALF = 1 << 32
-
-
-class AmbiguousPointerError(FallbackError):
-    """A word may be an address, or a number beside half of an address: both captures fit both. A third capture may tell."""
-
-    def __init__(self) -> None:
-        """Raise with the reason as text."""
-        super().__init__(UNDECIDABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +40,8 @@ class CapturedCall:
     """The memory of the inputs, as tensors over all its addresses."""
 
 
-Recapture = Callable[[int], CapturedCall]
-"""Captures the call again in other memory, given how many captures of it have their memory still."""
+Recapture = Callable[[], CapturedCall]
+"""Captures the call again in other memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,38 +60,21 @@ def find_false_pointers(
     groups: InputGroups,
     recapture: Recapture,
 ) -> frozenset[int]:
-    """Return the indices of the ambiguous words of a table that are no addresses, by a second capture, or a third if need be.
+    """Return the indices of the ambiguous words of a table that are no addresses, by a second capture, which is discarded.
 
-    `groups` are those of the inputs of `first`. Raises `AmbiguousPointerError`, `FallbackError` or what `recapture` raises; in any
-    case the further captures are discarded.
+    `groups` are those of the inputs of `first`. Raises `FallbackError` or what `recapture` raises.
     """
-    captures: list[CapturedCall] = []
-    with contextlib.ExitStack() as stack:
-        while True:
-            # A capture that could not tell keeps its memory until the end, so that the next one lies elsewhere.
-            captures.append(recapture(1 + len(captures)))
-            stack.callback(captures[-1].capture.discard, driver)
-            try:
-                return _compared(captures[-1], parameters, table, first, groups)
-            except AmbiguousPointerError:
-                if len(captures) == MAX_RECAPTURES:
-                    raise
-
-
-def _compared(
-    second: CapturedCall,
-    parameters: Parameters,
-    table: RelocationTable,
-    first: CapturedCall,
-    groups: InputGroups,
-) -> frozenset[int]:
-    words = parameters.of_another(second.capture.graph, table.ambiguous)
-    if words is None:
-        raise FallbackError(CAPTURES_DIFFER)
-    given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.memory]
-    spans = merge((*given, *second.capture.spans, *second.capture.held))
-    moved = functools.partial(moved_spans, first, second, groups)
-    return false_addresses(table.ambiguous, parameters.words, words, spans, moved)
+    second = recapture()
+    try:
+        words = parameters.of_another(second.capture.graph, table.ambiguous)
+        if words is None:
+            raise FallbackError(CAPTURES_DIFFER)
+        given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.memory]
+        spans = merge((*given, *second.capture.spans, *second.capture.held))
+        moved = functools.partial(moved_spans, first, second, groups)
+        return false_addresses(table.ambiguous, parameters.words, words, spans, moved)
+    finally:
+        second.capture.discard(driver)
 
 
 def moved_spans(first: CapturedCall, second: CapturedCall, groups: InputGroups) -> list[MovedSpan]:
@@ -131,7 +103,7 @@ def false_addresses(
 
     `spans` is all memory that the second capture worked on, sorted and disjoint; none of it was the first one's. `moved` is called only if
     a word is an address in both captures and they differ by a multiple of 4 GiB: the upper half may then be a stale one.
-    Raises `AmbiguousPointerError` if the word has moved just as far as the memory that it would point to.
+    Raises `FallbackError` if the word has moved just as far as the memory that it would point to: both captures fit an address, and a number.
     """
     found = set()
     known: Sequence[MovedSpan] | None = None
@@ -147,6 +119,6 @@ def false_addresses(
                 for each in known
                 if each.span.start <= here <= each.span.end
             ):
-                raise AmbiguousPointerError
+                raise FallbackError(UNDECIDABLE)
             found.add(index)
     return frozenset(found)

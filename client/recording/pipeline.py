@@ -232,17 +232,16 @@ class Pipeline:
             raise
         return tensors, capture
 
-    def _recapture(self, call: Call, first: Capture, others: int) -> CapturedCall:
-        """Capture a call again in other memory, while `others` captures of it have their memory still."""
-        # Memory that is free in the pools of these counts as free, and cannot be used by another capture.
-        tensors = call.stand_ins(besides=(1 + others) * first.bytes, is_further=True)
+    def _recapture(self, call: Call, first: Capture) -> CapturedCall:
+        """Capture a call again in other memory, while the first capture of it has its memory still."""
+        # Memory that is free in the pool of that one counts as free, and cannot be used by another capture.
+        tensors = call.stand_ins(besides=2 * first.bytes, is_further=True)
         try:
             capture = self._capture_on(tensors, first.reserves, first.backing, is_shifted=True)
-        except TransientError:
-            raise
         except NotRelocatableError as error:
-            # The first capture has worked, but some callables cannot be captured where inputs share a storage.
-            raise FallbackError(CAPTURES_DIFFER) from error
+            if isinstance(error, TransientError):
+                raise
+            raise FallbackError(CAPTURES_DIFFER) from error  # the first capture has worked
         return CapturedCall(capture, tensors.tensors, tensors.ranges)
 
     def _capture_on(

@@ -90,7 +90,7 @@ class Call:
     _aliased: list[AliasedMemory] = field(default_factory=list)
 
     def stand_ins(self, *, besides: int = 0, is_further: bool = False) -> StandIns:
-        """Return stand-ins for the inputs, in an allocation for each group, or in one for all if they are for a further capture.
+        """Return stand-ins for the inputs, at other addresses modulo 4 GiB if they are for a further capture.
 
         Raises what `make_sure_of` raises where there is no memory for them and `besides` as many bytes.
         """
@@ -101,16 +101,12 @@ class Call:
         self.has_aliases = self.has_aliases and large >= ALIASED_FROM
         aliased = self._alias(large + BLOCK) if self.has_aliases else None
         self.make_sure_of(besides + others + (large if aliased is None else 0))
-        if aliased is not None:
-            if is_further:
-                aliased.take(BLOCK)  # the ranges of two captures may lie a multiple of 4 GiB apart
-            tensors, memory = stand_ins_for(self.inputs, self.constraints, self.groups, aliased)
-            memory, ranges = [*memory, aliased.memory], [*memory, aliased.whole]
-        else:
-            make = stand_ins_side_by_side if is_further else stand_ins_for
-            tensors, memory = make(self.inputs, self.constraints, self.groups)
-            ranges = memory
-        return StandIns(tensors, memory, ranges)
+        if aliased is not None and is_further:
+            aliased.take(BLOCK)  # the ranges of two captures may lie a multiple of 4 GiB apart
+        tensors, memory = stand_ins_for(self.inputs, self.constraints, self.groups, aliased)
+        if aliased is None:
+            return StandIns(tensors, memory, memory)
+        return StandIns(tensors, [*memory, aliased.memory], [*memory, aliased.whole])
 
     def aliased_copies(self, written: Collection[int]) -> AliasedCopies | None:
         """Return copies with little memory of the large inputs with an index in `written`; None where memory cannot be mapped."""
@@ -278,25 +274,6 @@ def _laid_over(
         yield index, torch_private.viewed_like(plain, tensor)
 
 
-def stand_ins_side_by_side(
-    inputs: Sequence[Any],
-    constraints: LayoutConstraints = NO_CONSTRAINTS,
-    groups: InputGroups | None = None,
-) -> tuple[list[Any], list[torch.Tensor]]:
-    """Return stand-ins as `stand_ins_for` does, but in one allocation, which takes less time to make."""
-    copies, all_groups = list(inputs), list(_groups(inputs, constraints, groups))
-    if not all_groups:
-        return copies, []
-    arena = Arena(sum(_bytes_for(span) for _, span in all_groups), _device_of(inputs))
-    for group, span in all_groups:
-        first = group.members[0][0]
-        own = constraints if len(group.members) == 1 else NO_CONSTRAINTS
-        start = arena.take(span.size, _base_like(first, inputs[first], span, own))
-        for index, _ in group.members:
-            copies[index] = arena.tensor(start + inputs[index].data_ptr() - span.start, inputs[index])
-    return copies, [arena.whole]
-
-
 def _is_aliased(
     members: Sequence[tuple[int, int]], span: Span, inputs: Sequence[Any], device: torch.device
 ) -> bool:
@@ -324,20 +301,17 @@ def _allocated(
     constraints: LayoutConstraints,
     allocate: Callable[[int], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """Return an allocation for a span, and the offset in it at which the span is to begin; see `_base_like`."""
-    size = _bytes_for(span)
+    """Return an allocation for a span, and the offset in it at which the span is to begin.
+
+    There its member is aligned as it is, or as the constraints say if that is worse.
+    """
+    size, address = _bytes_for(span), member.data_ptr()
     memory = (
         torch.empty(size, dtype=torch.uint8, device=member.device) if allocate is None else allocate(size)
     )
-    return memory, (_base_like(index, member, span, constraints) - memory.data_ptr()) % BLOCK
-
-
-def _base_like(index: int, member: torch.Tensor, span: Span, constraints: LayoutConstraints) -> int:
-    """Return an address for a span, modulo `BLOCK`, at which its member is aligned as it is, or as the constraints say if that is worse."""
-    address: int = member.data_ptr()
     worst = constraints.alignments.get(index, BLOCK)
     like = worst if worst < alignment(address) else address
-    return like - (address - span.start)
+    return memory, (like - (address - span.start) - memory.data_ptr()) % BLOCK
 
 
 def _bytes_for(span: Span) -> int:

@@ -43,11 +43,6 @@ class Arena:
         self._as = {torch.uint8: self._bytes}
         self._end = 0
 
-    @property
-    def whole(self) -> torch.Tensor:
-        """The whole allocation, as bytes."""
-        return self._bytes
-
     def take(self, size: int, like: int) -> int:
         """Reserve `size` bytes with the alignment of the address `like`; return their offset."""
         start: int = self._end + (like - self._bytes.data_ptr() - self._end) % BLOCK

@@ -172,22 +172,19 @@ def test_as_many_captures_as_are_allowed_are_made_and_no_more(case: Case) -> Non
     st.lists(st.integers(0, 31).map(lambda n: 16 * n), min_size=1, max_size=4),
     st.dictionaries(st.integers(0, 3), st.sampled_from([16, 32, 64, 128])),
     st.booleans(),
-    st.booleans(),
 )
 def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
-    offsets: list[int], worst: dict[int, int], apart: bool, side_by_side: bool
+    offsets: list[int], worst: dict[int, int], apart: bool
 ) -> None:
-    """Those of a second capture, side by side in one allocation, as well."""
     room = torch.zeros(8 * BLOCK, dtype=torch.uint8)
     start = -room.data_ptr() % BLOCK
     inputs: list[Any] = [room[start + each : start + each + 8].view(torch.float32) for each in offsets]
 
-    make = stand_ins.stand_ins_side_by_side if side_by_side else stand_ins.stand_ins_for
-    made, places = make(inputs, LayoutConstraints(worst, apart))
+    made, places = stand_ins.stand_ins_for(inputs, LayoutConstraints(worst, apart))
 
     spans = sorted((each.data_ptr(), each.data_ptr() + 8) for each in made)
     if apart:
-        assert len(places) == (1 if side_by_side else len(inputs))
+        assert len(places) == len(inputs)
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
     for index, (mine, given_input) in enumerate(zip(made, inputs, strict=True)):
         alone = apart or offsets.count(offsets[index]) == 1
@@ -208,7 +205,7 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
         room.device,
         asked.append,
     )
-    call.stand_ins(is_further=side_by_side)
+    call.stand_ins()
     assert asked == [sum(each.nbytes for each in places)]
 
 
