@@ -89,43 +89,32 @@ class Outputs:
         """Describe the outputs of calls; `dtypes` are those of the allocations."""
         self.all = tuple(outputs)
         self._as_tuple = as_tuple
-        made = [each for each in outputs if not isinstance(each, Whole | Input)]
-        unmade = iter(range(len(made)))
-        self._picks = [
-            (0, each.memory) if isinstance(each, Whole)
-            else (2, each.index) if isinstance(each, Input)
-            else (1, next(unmade))
-            for each in outputs
-        ]  # fmt: skip
-        self.blank = [each.value if isinstance(each, Fixed) else None for each in made]
-        """For each made output the object that it is at each call, or None."""
-        pieces = [_piece(index, each, dtypes) for index, each in enumerate(made)]
+        self.blank = [each.value if isinstance(each, Fixed) else None for each in outputs]
+        """For each output the object that it is at each call, or None."""
+        pieces = [_piece(index, each, dtypes) for index, each in enumerate(outputs)]
         self.pieces = [piece for piece in pieces if piece is not None]
-        """The made outputs that are tensors over memory or inputs; the helper makes them."""
+        """The outputs that are memory, inputs, or tensors over these; the helper makes them."""
         self._others = {
             index: each
-            for index, (each, piece) in enumerate(zip(made, pieces, strict=True))
+            for index, (each, piece) in enumerate(zip(outputs, pieces, strict=True))
             if piece is None and not isinstance(each, Fixed)
         }
-
-    @property
-    def picks(self) -> Sequence[tuple[int, int]] | None:
-        """The source of each output, as (0: memories, 1: made outputs, 2: inputs; index); None if the helper cannot return them."""
-        return self._picks if self._as_tuple and not self._others else None
+        self.are_plain = as_tuple and not self._others
+        """Whether the helper makes all of them."""
 
     def gather(self, fill: Callable[..., None], memory: list[Any], inputs: list[Any]) -> Any:
         """Return the outputs of a call in their order; `fill` is `TensorOps.filling(pieces)`."""
-        made = self.blank.copy()
-        fill(memory, inputs, made)
+        found = self.blank.copy()
+        fill(memory, inputs, found)
         for index, each in self._others.items():
-            made[index] = _made(each, memory, inputs)
-        lists = (memory, made, inputs)
-        found = [lists[which][index] for which, index in self._picks]
+            found[index] = _made(each, memory, inputs)
         return tuple(found) if self._as_tuple else found
 
 
 def _piece(index: int, output: Output, dtypes: Sequence[torch.dtype]) -> Piece | None:
     """Return the tensor that the helper is to make for an output; None if it makes no such output."""
+    if isinstance(output, Whole | Input):
+        return Piece(index, output.memory if isinstance(output, Whole) else ~output.index)
     if isinstance(output, Part):
         base, keeps_dtype = output.memory, output.dtype == dtypes[output.memory]
     elif isinstance(output, View):

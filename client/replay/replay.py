@@ -97,7 +97,7 @@ class Replay:
         self._fill = device.ops.filling(outputs.pieces)
         self.counts = self._fuse(executables)
         """The counts of the calls; as a context manager, it holds off calls of other threads."""
-        self.fused = self.counts if outputs.picks is not None else None
+        self.fused = self.counts if outputs.are_plain else None
         """Serves calls without Python; None: the compiled helper cannot serve this layout."""
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -167,7 +167,6 @@ class Replay:
                 tuple(self._allocations),
                 tuple(self._order),
                 outputs.pieces,
-                outputs.picks or (),
                 outputs.blank,
                 self._device.stream,
                 self.layout.generators,

@@ -23,19 +23,22 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """A tensor to make over the memory of another one."""
+    """A tensor to make over the memory of another one, or that tensor itself."""
 
     target: int
-    """The index of the tensor in the list of made tensors."""
+    """The index of the tensor in the list of outputs."""
     base: int
     """The index of the allocation that the tensor lies in, or ~index of an input."""
-    dtype: torch.dtype | None
+    dtype: torch.dtype | None = None
     """The dtype of the tensor; None: that of the base."""
-    offset: int
-    """The offset from the beginning of the base, in elements of `dtype`."""
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+    offset: int | None = None
+    """The offset from the beginning of the base, in elements of `dtype`; None: the base itself."""
+    size: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
 
+
+_ITSELF = -2
+"""The code of a dtype that stands for the base itself, as in `helper.c`."""
 
 Launch = Callable[[int, int], Any]
 """Launches an executable on a stream. A value that `TensorOps.launching` returned works in `Fused` alone."""
@@ -81,8 +84,6 @@ class Parts(NamedTuple):
     targets: tuple[int, ...]
     """For each allocation, its index among the memories of the call."""
     pieces: Sequence[Piece]
-    picks: Sequence[tuple[int, int]]
-    """The source of each output; see `Outputs.picks`."""
     blank: list[Any]
     """The outputs that are the same at each call; see `Outputs.blank`."""
     stream: Callable[[], int]
@@ -106,22 +107,26 @@ class TensorOps:
         """Returns a launch function for `Fused` that calls the driver's function at an address; `fail` is called with its code unless that is 0."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """Return a function of (memories, inputs, made) that makes the pieces, and puts each into the list `made`.
+        """Return a function of (memories, inputs, outputs) that makes the pieces, and puts each into the list of outputs.
 
         Raises LookupError if the helper cannot make a tensor of one of the dtypes.
         """
         return functools.partial(self._module.fill, self._plan(pieces))
 
     def _plan(self, pieces: Sequence[Piece]) -> Any:
-        coded = [piece._replace(dtype=torch_private.dtype_code(piece.dtype)) for piece in pieces]
+        coded = [
+            piece._replace(dtype=_ITSELF, offset=0)
+            if piece.offset is None
+            else piece._replace(dtype=torch_private.dtype_code(piece.dtype))
+            for piece in pieces
+        ]
         # Those of one type over one memory in a row: that is then seen as of this type once.
         coded.sort(key=lambda piece: (piece.base, piece.dtype))
         return self._module.plan([tuple(piece) for piece in coded])
 
     def fused(self, parts: Parts) -> Fused:
         """Return a recording that serves calls by itself; raises LookupError as `filling` does."""
-        plan, picks = self._plan(parts.pieces), self._module.picks([*parts.picks])
-        made: Fused = self._module.FusedReplay(*parts._replace(pieces=plan, picks=picks))
+        made: Fused = self._module.FusedReplay(*parts._replace(pieces=self._plan(parts.pieces)))
         return made
 
     def running(

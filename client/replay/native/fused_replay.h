@@ -39,7 +39,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *allocate, *arguments; /* called with each of a tuple of tuples; each result goes */
     PyObject *targets;               /* to the index in `memory` that this tuple has for it, as `indices` */
-    PyObject *plan, *picks;         /* capsules */
+    PyObject *plan;                 /* capsule */
     PyObject *blank;                /* the outputs that are the same at each call, in a list as `fill` fills one */
     PyObject *stream;               /* called without arguments: the handle of the current stream */
     PyObject *generators;           /* (index, generator) of each input that is one, and must be that one */
@@ -56,7 +56,7 @@ typedef struct {
 static long long uses; /* orders the calls of all recordings */
 
 #define OBJECTS(self)                                                                                                            \
-    {&self->allocate, &self->arguments, &self->targets, &self->plan, &self->picks, &self->blank, &self->stream,                    \
+    {&self->allocate, &self->arguments, &self->targets, &self->plan, &self->blank, &self->stream,                                  \
      &self->generators, &self->table, &self->launch, &self->expect, &self->memory, &self->made}
 
 static void free_replay(PyObject *object) {
@@ -104,8 +104,8 @@ static void reset(PyObject *list, PyObject *to) {
 }
 
 static int begin_replay(FusedReplay *self) {
-    if (PyCapsule_GetPointer(self->plan, PLAN) == NULL || PyCapsule_GetPointer(self->picks, PICKS) == NULL) return -1;
-    if (PyCapsule_GetPointer(self->table, TABLE) == NULL || !are_tuples(self->arguments) || !are_tuples(self->generators)) return -1;
+    if (PyCapsule_GetPointer(self->plan, PLAN) == NULL || PyCapsule_GetPointer(self->table, TABLE) == NULL) return -1;
+    if (!are_tuples(self->arguments) || !are_tuples(self->generators)) return -1;
     if (PyTuple_GET_SIZE(self->targets) != PyTuple_GET_SIZE(self->arguments)) {
         PyErr_SetString(PyExc_ValueError, "there are not as many targets as allocations");
         return -1;
@@ -126,8 +126,8 @@ static int begin_replay(FusedReplay *self) {
 static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     FusedReplay *self = (FusedReplay *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    int parsed = PyArg_ParseTuple(args, "OO!O!OOO!OO!OOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->targets,
-                                  &self->plan, &self->picks, &PyList_Type, &self->blank, &self->stream, &PyTuple_Type, &self->generators,
+    int parsed = PyArg_ParseTuple(args, "OO!O!OO!OO!OOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->targets,
+                                  &self->plan, &PyList_Type, &self->blank, &self->stream, &PyTuple_Type, &self->generators,
                                   &self->table, &self->launch, &self->expect);
     PyObject **all[] = OBJECTS(self);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_XINCREF(*all[i]);
@@ -207,7 +207,7 @@ static PyObject *outputs_of(FusedReplay *self, PyObject *inputs) {
     PyObject *filled = fill(NULL, (PyObject *[]){self->plan, self->memory, inputs, self->made}, 4);
     if (filled == NULL) return NULL;
     Py_DECREF(filled);
-    return picked(PyCapsule_GetPointer(self->picks, PICKS), (PyObject *[]){self->memory, self->made, inputs}, self->blank);
+    return outputs_in(self->made, self->blank);
 }
 
 /* Returns the outputs of a call, and in `launched` the result of the launch; NULL with an exception set, or without one if it cannot serve the call. Holds `lock`. */
@@ -269,7 +269,7 @@ static PyMemberDef replay_members[] = {
 
 static PyTypeObject replay_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "pygraph.FusedReplay",
-    .tp_doc = "FusedReplay(allocate, arguments, targets, plan, picks, blank, stream, generators, table, launch, expect): one recording.",
+    .tp_doc = "FusedReplay(allocate, arguments, targets, plan, blank, stream, generators, table, launch, expect): one recording.",
     .tp_basicsize = sizeof(FusedReplay),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = new_replay,

@@ -107,9 +107,10 @@ static PyObject *data_pointers(PyObject *module, PyObject *const *args, Py_ssize
 
 #define PLAN "pygraph.plan"
 #define MAX_DIMENSIONS 64
+#define ITSELF -2
 
 /* One tensor to be made: `from` counts through memories if it is not negative, else it is ~index of an input; `dtype` is -1 if it
- * is of the same type as that, and `offset` in elements of its own. */
+ * is of the same type as that, -2 if it is that itself, and `offset` in elements of its own. */
 typedef struct {
     Py_ssize_t target, from;
     int32_t dtype;
@@ -206,7 +207,8 @@ static int see(View *view, void *tensor, const Piece *piece) {
 
 static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs, View *view) {
     PyObject *base = piece->from >= 0 ? item(memory, piece->from) : item(inputs, ~piece->from);
-    void *made, *tensor = base == NULL ? NULL : tensor_of(base);
+    if (base == NULL || piece->dtype == ITSELF) return Py_XNewRef(base);
+    void *made, *tensor = tensor_of(base);
     if (tensor == NULL) return NULL;
     int failed = piece->dtype >= 0 && see(view, tensor, piece) != 0;
     if (piece->dtype >= 0) tensor = view->tensor;
@@ -238,50 +240,12 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given)
     return failed ? NULL : Py_NewRef(Py_None);
 }
 
-/* The picks: for each output a pair (list, index), which names an item of one of three lists. */
-typedef struct {
-    Py_ssize_t count;
-    Py_ssize_t pairs[];
-} Picks;
-
-#define PICKS "pygraph.picks"
-
-static void free_picks(PyObject *capsule) { PyMem_Free(PyCapsule_GetPointer(capsule, PICKS)); }
-
-static PyObject *picks(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (!are_lists(args, given, 1)) return NULL;
-    Py_ssize_t count = PyList_GET_SIZE(args[0]);
-    Picks *made = PyMem_Malloc(sizeof(Picks) + 2 * count * sizeof(Py_ssize_t));
-    if (made == NULL) return PyErr_NoMemory();
-    made->count = count;
-    int failed = 0;
-    for (Py_ssize_t i = 0; !failed && i < count; i++) {
-        PyObject *pair = PyList_GET_ITEM(args[0], i);
-        if (!PyTuple_Check(pair)) PyErr_SetString(PyExc_TypeError, "a pick is a tuple");
-        failed = !PyTuple_Check(pair) || !PyArg_ParseTuple(pair, "nn", &made->pairs[2 * i], &made->pairs[2 * i + 1]);
-        if (!failed && (made->pairs[2 * i] < 0 || made->pairs[2 * i] > 2)) {
-            PyErr_SetString(PyExc_ValueError, "there are three lists");
-            failed = 1;
-        }
-    }
-    PyObject *capsule = failed ? NULL : PyCapsule_New(made, PICKS, free_picks);
-    if (capsule == NULL) PyMem_Free(made);
-    return capsule;
-}
-
-/* Returns the item of a pick in one of three lists; NULL with an exception set if the index is beyond the end. */
-static PyObject **pick(const Picks *picks, PyObject *const *lists, Py_ssize_t i) {
-    PyObject *list = lists[picks->pairs[2 * i]];
-    Py_ssize_t index = picks->pairs[2 * i + 1];
-    return is_within(list, index) ? &((PyListObject *)list)->ob_item[index] : NULL;
-}
-
-/* Returns a tuple of the picked items; items that are NULL in `made`, the second list, come from `blank`. */
-static PyObject *picked(const Picks *picks, PyObject *const *lists, PyObject *blank) {
-    PyObject *result = PyTuple_New(picks->count);
-    for (Py_ssize_t i = 0; result != NULL && i < picks->count; i++) {
-        PyObject **at = pick(picks, lists, i), *object = at == NULL ? NULL : *at;
-        if (at != NULL && object == NULL) object = item(blank, picks->pairs[2 * i + 1]);
+/* Returns a tuple of the items of `made`, or of `blank` where these are NULL. */
+static PyObject *outputs_in(PyObject *made, PyObject *blank) {
+    PyObject *result = PyTuple_New(PyList_GET_SIZE(made));
+    for (Py_ssize_t i = 0; result != NULL && i < PyList_GET_SIZE(made); i++) {
+        PyObject *object = PyList_GET_ITEM(made, i);
+        if (object == NULL) object = item(blank, i);
         if (object == NULL) Py_CLEAR(result);
         else PyTuple_SET_ITEM(result, i, Py_NewRef(object));
     }
@@ -300,7 +264,6 @@ static PyMethodDef methods[] = {
      "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
      "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
-    {"picks", (PyCFunction)(void (*)(void))picks, METH_FASTCALL, "picks(pairs): return where a FusedReplay finds its outputs, each as (list, index)."},
     {"launcher", launcher, METH_VARARGS,
      "launcher(function, fail): return a launch function for a FusedReplay. `function` is the address of an int (*)(void *executable,\n"
      "void *stream); `fail` is called with its result if that is not 0, and raises."},

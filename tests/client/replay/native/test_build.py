@@ -69,7 +69,7 @@ def test_what_is_no_list_of_tensors_is_an_error_and_no_crash(compiled: Path) -> 
     with pytest.raises(TypeError, match="3 lists"):
         module.fill(module.plan([]), (), [], [])
     with pytest.raises(ValueError, match="incorrect name"):
-        module.fill(module.picks([]), [], [], [])
+        module.fill(module.launcher(1, None), [], [], [])
 
 
 def test_the_file_is_anothers_for_another_source_or_python(

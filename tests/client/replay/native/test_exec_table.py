@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.native.ffi import Piece, helper
+from pygraphd.client.replay.native.ffi import helper
 
 pytestmark = [
     pytest.mark.torch,
@@ -102,8 +102,7 @@ class Told:
             "allocate": lambda: self.memory,
             "arguments": ((),),
             "targets": (0,),
-            "plan": made.plan([tuple(Piece(0, 0, None, 0, (1,), (1,))._replace(dtype=-1))]),
-            "picks": made.picks([(0, 0)]),
+            "plan": made.plan([(0, 0, -2, 0, (), ())]),
             "blank": [None],
             "stream": lambda: 4,
             "generators": (),
@@ -261,7 +260,6 @@ def test_a_table_of_something_else_is_refused(wrong: dict[str, Any]) -> None:
         ({"targets": ("a",)}, TypeError),
         ({"targets": (1,)}, ValueError),
         ({"plan": None}, ValueError),
-        ({"picks": "picks"}, ValueError),
         ({"table": None}, ValueError),
         ({"blank": None}, TypeError),
         ({"generators": (5,)}, TypeError),
@@ -273,10 +271,10 @@ def test_a_recording_of_something_else_is_refused(wrong: dict[str, Any], error: 
         Told().fused(**wrong)
 
 
-@pytest.mark.parametrize("pick", [(0, 1), (1, 7), (2, -1)])
-def test_an_output_that_is_nowhere_is_an_error_and_no_crash(pick: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("target", "base"), [(0, 1), (7, 0), (0, -2)])
+def test_an_output_that_is_nowhere_is_an_error_and_no_crash(target: int, base: int) -> None:
     with pytest.raises(IndexError):
-        Told().call(picks=module().picks([pick]))
+        Told().call(plan=module().plan([(target, base, -2, 0, (), ())]))
 
 
 def test_arguments_of_something_else_are_refused_before_it_launches() -> None:
