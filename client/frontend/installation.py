@@ -220,15 +220,14 @@ class Hook:
 
     def _report_placement(self, runtime: Runtime, compiled: Any) -> None:
         """Report the results of the placement passes for a graph, also if another process compiled it."""
-        upload = sys.modules.get(_UPLOAD)
-        if upload is None:
+        if _UPLOAD not in sys.modules:
             return  # there are no passes
         from pygraphd.client.placement import provenance
 
         with self._guard("reporting placement"):
             if runtime.options.placement and not provenance.passes_ran(compiled):
                 runtime.report.count_failure(provenance.NOT_APPLIED)
-            provenance.report_results(compiled, runtime.report, upload.sender.set_source_lines)
+            provenance.report_results(compiled, runtime.report)
 
     def _guard(self, what: str) -> guarded:
         return guarded(self.runtime.report if self.runtime is not None else None, what, in_full=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -40,8 +39,6 @@ class PassResult:
     left: tuple[str, ...]
     users: frozenset[Node] = field(default=frozenset(), compare=False)
     """The nodes on the GPU whose CPU inputs the pass has handled, changed or not."""
-    lines: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
-    """For each sending node, by name: the user's source lines that use its values."""
 
 
 def skip_message(user: Node, reason: str) -> str:
@@ -64,11 +61,6 @@ def source_line(node: Node) -> str:
 def _file_and_line(line: str) -> tuple[str, str]:
     file, _, rest = line.removeprefix('File "').partition('", line ')
     return file, rest.partition(",")[0]
-
-
-def source_line_of_users(node: Node) -> str:
-    """Return the first known source line of the users of a node."""
-    return next(filter(None, map(source_line, node.users)), "")
 
 
 def fake(node: object) -> torch.Tensor:

@@ -57,11 +57,10 @@ def place_inputs(graph: Graph) -> PassResult:
     """Replace the GPU's uses of small CPU inputs by uses of tensors that are sent at the beginning of a call."""
     plan = _plan(graph)
     handled = frozenset(plan.reported.union(plan.users))
-    lines: dict[str, tuple[str, ...]] = {}
     send = _copy if plan.are_few_scalars else _send
     for device, groups in plan.groups.items():
-        lines |= _change(graph, device, groups, send)
-    return PassResult(plan.uses, tuple(plan.left), handled, lines)
+        _change(graph, device, groups, send)
+    return PassResult(plan.uses, tuple(plan.left), handled)
 
 
 def skip_all(graph: Graph, reason: str) -> PassResult:
@@ -212,10 +211,8 @@ def _why_not_use(user: Node, value: Node) -> str | None:
     return None if fx_utils.is_pointwise(user) and not fx_utils.fake(value).dim() else OTHER_USE
 
 
-def _change(
-    graph: Graph, device: torch.device, groups: Sequence[Group], send: Send
-) -> dict[str, tuple[str, ...]]:
-    """Change the uses one by one: an exception in between leaves a graph that computes the same. Returns `PassResult.lines`."""
+def _change(graph: Graph, device: torch.device, groups: Sequence[Group], send: Send) -> None:
+    """Change the uses one by one: an exception in between leaves a graph that computes the same."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     taken = dict.fromkeys(value for group in groups for value in group.sent)
     uses = [use for group in groups for use in group.uses]
@@ -225,8 +222,7 @@ def _change(
         packed = taken if send is _copy else [each for each in taken if each in computed]
         batches = hoist.concatenate(graph, [computed.get(each, each) for each in packed])
         values = [each for each in taken if each not in packed] + [batch.packed for batch in batches]
-        name, lines = _graph_name(graph), tuple(map(fx_utils.source_line_of_users, values))
-        there = dict(zip(values, send(graph, device, values, name), strict=True))
+        there = dict(zip(values, send(graph, device, values, _graph_name(graph)), strict=True))
         for batch in batches:
             there.update(batch.split(graph, there[batch.packed]))
     for group in groups:
@@ -237,7 +233,6 @@ def _change(
     for value, by in reversed(computed.items()):
         value.replace_all_uses_with(by)
     fx_utils.remove_unused(graph, computed)
-    return {name: lines}
 
 
 def _move_casts(group: Group, device: torch.device, there: Mapping[Node, Node]) -> dict[Node, Node]:

@@ -6,15 +6,12 @@ is that at the time of compilation.
 
 from __future__ import annotations
 
-import json
 import os.path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend import torch_private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import torch
 
     from pygraphd.client.common.report import Report
@@ -26,7 +23,6 @@ NOT_APPLIED = "placement: not applied to a graph: a user's pass has replaced it,
 _OURS = "pygraph "
 _RAN = f"{_OURS}rules"
 _LEFT = f"{_OURS}left_on_cpu: "
-_LINES = f"{_OURS}lines: "
 _FAILED = f"{_OURS}failed: "
 _MODULE = f"{_OURS}module: "
 
@@ -61,8 +57,6 @@ def save(counter: str, result: PassResult) -> None:
         torch_private.count_in_compilation(_OURS + counter, result.uses)
     for reason in result.left:
         torch_private.count_in_compilation(_LEFT + reason, 1)
-    for graph, of_values in result.lines.items():
-        torch_private.count_in_compilation(_LINES + json.dumps([graph, *of_values]), 1)
 
 
 def passes_ran(compiled: Any) -> bool:
@@ -70,15 +64,12 @@ def passes_ran(compiled: Any) -> bool:
     return _RAN in torch_private.counted_in_compilation(compiled)
 
 
-def report_results(compiled: Any, report: Report, note_lines: Callable[[str, Sequence[str]], None]) -> None:
-    """Report the results saved with a compiled graph; `note_lines` is called with the source lines of each sending node."""
+def report_results(compiled: Any, report: Report) -> None:
+    """Report the results saved with a compiled graph."""
     for name, count in torch_private.counted_in_compilation(compiled).items():
         if name.startswith(_LEFT):
             report.count_left_on_cpu(name.removeprefix(_LEFT), count)
         elif name.startswith(_FAILED):
             report.count_failure(name.removeprefix(_FAILED))
-        elif name.startswith(_LINES):
-            graph, *lines = json.loads(name.removeprefix(_LINES))
-            note_lines(graph, lines)
         elif name.removeprefix(_OURS) in COUNTS and name.startswith(_OURS):
             report.count(**{name.removeprefix(_OURS): count})

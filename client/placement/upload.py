@@ -115,8 +115,6 @@ class _CopyCache:
         self.copies = tuple(others)[1 - COPIES :] if self.misses <= COPIES else ()
 
 
-PINNED = "it lies in pinned memory, to which the GPU may still be writing, and is copied at every call"
-
 _Key = tuple[torch.device, int, str, str]
 """Device, stream, specs of the values, name of the graph."""
 
@@ -127,16 +125,10 @@ class Sender:
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
         self._caches = BoundedLRU[_Key, tuple[_CopyCache, ...]](MAX_GRAPHS)
-        self._lines = BoundedLRU[str, tuple[str, ...]](MAX_GRAPHS)
-        self._reported: set[tuple[str, int]] = set()
 
     def __len__(self) -> int:
         """Return the number of copies that are kept."""
         return sum(len(each.copies) for of_graph in self._caches.values() for each in of_graph)
-
-    def set_source_lines(self, graph: str, lines: Sequence[str]) -> None:
-        """Set the user's source line of each value of a graph, for messages at run time."""
-        self._lines[graph] = tuple(lines)
 
     def send(
         self, values: list[torch.Tensor], device: torch.device, specs: str, graph: str
@@ -157,7 +149,6 @@ class Sender:
             return None  # the user's graph would replay today's bytes
         pointers = [value.data_ptr() if value.is_cpu and not value.is_pinned() else 0 for value in values]
         if not all(pointers):
-            self._report_pinned(values, specs, graph)
             return None  # the GPU may still be writing to pinned memory, in the order of the stream
         # One cache for each stream: work on different streams is not ordered.
         key, together = (device, _stream(device)(), specs, graph), packs(specs)
@@ -167,17 +158,6 @@ class Sender:
             self._send_pack(cache, pack, pointers, device)
             for cache, pack in zip(caches, together, strict=True)
         ]
-
-    def _report_pinned(self, values: Sequence[torch.Tensor], specs: str, graph: str) -> None:
-        """Report once of each pinned value that it is copied at every call."""
-        report = self.report()
-        if report is None or len(self._reported) >= MAX_GRAPHS:
-            return
-        for index, (value, text) in enumerate(zip(values, specs.split(), strict=True)):
-            if (graph, index) not in self._reported and value.is_cpu and value.is_pinned():
-                self._reported.add((graph, index))
-                line = "".join(self._lines.get(graph, ())[index : index + 1])
-                report.count_left_on_cpu(f"{text} of the CPU goes to the GPU: {PINNED}{line}")
 
     def _send_pack(
         self, cache: _CopyCache, pack: Pack, pointers: Sequence[int], device: torch.device
@@ -196,9 +176,8 @@ class Sender:
         return tensor
 
     def clear(self) -> None:
-        """Release all copies, and report pinned values again."""
+        """Release all copies."""
         self._caches.clear()
-        self._reported.clear()
 
     def _fail(self, error: Exception) -> None:
         if (report := self.report()) is not None:

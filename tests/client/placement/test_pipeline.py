@@ -246,7 +246,7 @@ def applied(graph: Graph) -> Report:
     before, report = counters["inductor"].copy(), Report()
     Placement(lambda: report, place)(graph)
     compiled = SimpleNamespace(counter_deltas=counters["inductor"] - before)
-    provenance.report_results(compiled, report, lambda *_: None)
+    provenance.report_results(compiled, report)
     return report
 
 

@@ -11,16 +11,14 @@ import pytest
 pytestmark = pytest.mark.torch
 
 
-def told_of(counted: dict[str, int]) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Return the summary of a process that runs a graph with which this was counted, and the lines that were noted."""
+def told_of(counted: dict[str, int]) -> dict[str, Any]:
+    """Return the summary of a process that runs a graph with which this was counted."""
     from pygraphd.client.common.report import Report
     from pygraphd.client.placement import provenance
 
-    report, lines = Report(), dict[str, list[str]]()
-    provenance.report_results(
-        SimpleNamespace(counter_deltas=counted), report, lambda graph, each: lines.update({graph: list(each)})
-    )
-    return report.summary(), lines
+    report = Report()
+    provenance.report_results(SimpleNamespace(counter_deltas=counted), report)
+    return report.summary()
 
 
 def test_what_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,24 +30,22 @@ def test_what_is_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = Counter[str]()
     monkeypatch.setitem(counters, "inductor", counted)
     left = ("because: of (model.py:1)", "because: of (model.py:1)", "placed")
-    lines = {"graph": (" (a, b:3)", "", ' ("c":4)')}
-    provenance.save(provenance.KNOWN, PassResult(3, left, lines=lines))
+    provenance.save(provenance.KNOWN, PassResult(3, left))
     provenance.save(provenance.INPUTS, PassResult(0, ()))
-    assert len(counted) == 4  # nothing for what did not happen
+    assert len(counted) == 3  # nothing for what did not happen
 
-    summary, noted = told_of(counted)
+    summary = told_of(counted)
 
     assert [summary[name] for name in provenance.COUNTS] == [3, 0]
     assert summary["left_on_cpu"] == {"because: of (model.py:1)": 2, "placed": 1}
-    assert noted == {"graph": [" (a, b:3)", "", ' ("c":4)']}
 
 
 def test_what_others_count_is_theirs() -> None:
     theirs = {"pattern_matcher_count": 2, "placed": 5, "left_on_cpu: why": 1, "pygraph measured": 7}
 
-    summary, noted = told_of(theirs)
+    summary = told_of(theirs)
 
-    assert (summary["placed"], summary["measured"], summary["left_on_cpu"], noted) == (0, 0, {}, {})
+    assert (summary["placed"], summary["measured"], summary["left_on_cpu"]) == (0, 0, {})
 
 
 def test_the_module_of_a_graph_is_the_innermost_with_all_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.report import Report
 from pygraphd.client.placement import upload
 from pygraphd.client.placement.upload import SENT, Sender, specs_text
@@ -255,21 +254,6 @@ def test_what_goes_wrong_is_counted_and_the_values_are_copied_plainly(
     assert sent.report.failures == {"sending CPU values: RuntimeError: no memory": 1}
     monkeypatch.undo()
     assert torch.equal(taken([value], sent.pieces(value))[0], value)
-
-
-def test_lines_are_known_of_the_latest_graphs(sent: Sent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent.sender, "_lines", BoundedLRU(3))
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
-    graphs = [f"graph {number}" for number in range(5)]
-    for graph in graphs:
-        sent.sender.set_source_lines(graph, [f" ({graph})"])
-
-    for graph in graphs[:1] + graphs[3:]:
-        for _ in range(2):
-            sent(torch.ones(2), graph=graph)
-
-    told = f"float32[2] of the CPU goes to the GPU: {upload.PINNED}"
-    assert sent.report.summary()["left_on_cpu"] == {told: 1, f"{told} (graph 3)": 1, f"{told} (graph 4)": 1}
 
 
 def test_what_lies_nowhere_is_copied_plainly(sent: Sent) -> None:

@@ -24,13 +24,12 @@ def with_rules(few_numbers: int = 0, *, split: bool = False) -> Iterator[Report]
     from pygraphd.client.common.report import Report
     from pygraphd.client.placement import inputs, provenance
     from pygraphd.client.placement.pipeline import FILES, Placement
-    from pygraphd.client.placement.upload import sender
 
     torch._dynamo.reset()
     report = Report()
 
     def tell_and_go_on(original: Callable[[], None], compiled: Any, _: object) -> None:
-        provenance.report_results(compiled, report, sender.set_source_lines)
+        provenance.report_results(compiled, report)
         original()
 
     split_no_more = torch_private.split_graphs(frozenset()) if split else lambda: None
