@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.client.decisions import rejection
+from pygraphd.schema.durations import human_duration
 from pygraphd.schema.policy import POLICY_VERSION
+from pygraphd.schema.reasons import Reason, ReasonCode, because
 from pygraphd.schema.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from pygraphd.schema.messages import Entry
-    from pygraphd.schema.reasons import Reason
 
 
 class Trust(enum.StrEnum):
@@ -39,17 +39,19 @@ class TrustPolicy:
 
     def why_rejected(self, entry: Entry) -> Reason | None:
         """Return why a stored decision is not used; None if it is used."""
-        return rejection.REFRESHED if self.refresh else self.why_not_trusted(entry)
+        return Reason(ReasonCode.REFRESH_ASKED) if self.refresh else self.why_not_trusted(entry)
 
     def why_not_trusted(self, entry: Entry) -> Reason | None:
         """Return why a decision is not used that another process took while this one waited; None if it is used."""
         if self.trust is Trust.LOCAL and self._is_foreign(entry):
-            return rejection.not_trusted(entry)
+            return because(ReasonCode.NOT_TRUSTED, taken_by(entry))
         age_s = time.time() - entry.measured_at if entry.measured_at is not None else 0.0
         # What the package ships grows old with it, and is validated in each process.
         if 0 < self.max_age_s < age_s and not entry.host.startswith(SHIPPED):
-            return rejection.too_old(age_s)
-        return None if entry.decision.policy == POLICY_VERSION else rejection.other_policy(entry.decision)
+            return because(ReasonCode.TOO_OLD, human_duration(age_s))
+        if (version := entry.decision.policy) != POLICY_VERSION:
+            return because(ReasonCode.OTHER_POLICY, f"{version}, and this is {POLICY_VERSION}")
+        return None
 
     def must_validate(self, entry: Entry) -> bool:
         """Return whether a decision is validated on a few calls. A decision without a measured cost cannot be."""
@@ -59,3 +61,9 @@ class TrustPolicy:
     def _is_foreign(self, entry: Entry) -> bool:
         """Return whether another user or host took the decision. Rows of old databases name no host; they count as of this host."""
         return entry.uid not in {None, os.geteuid()} or entry.host not in {"", self.host}
+
+
+def taken_by(entry: Entry) -> str:
+    """Return who took a decision, as text."""
+    who = "somebody" if entry.uid is None else f"uid {entry.uid}"
+    return f"by {who} on {entry.host}" if entry.host else f"by {who}"

@@ -14,15 +14,16 @@ from pygraphd.client.autotune.candidates import Relocating
 from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.autotune.validation import Validation
 from pygraphd.client.backend.torch_private import Runnable
-from pygraphd.client.decisions import rejection, rules
+from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import NOTHING, DecisionService
 from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.decisions.ranks.consensus import RankRole
 from pygraphd.client.decisions.ranks.following import Follower
+from pygraphd.client.decisions.trust import taken_by
 from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Deployment, Record
-from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.reasons import Reason, ReasonCode, because
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Partition:
         assert candidates is not None
         if entry is not None and entry.decision.reason.code is ReasonCode.DECIDED_BY_SIZE:
             # A program without a group has found so; it says nothing of all sizes at once.
-            self._reject(entry, rejection.STORED_BY_SIZE)
+            self._reject(entry, Reason(ReasonCode.STORED_BY_SIZE))
             entry = None
         own = entry.decision if entry is not None and entry.decision.final else None
         decision = role.decision_for(self.graph.digest, own)
@@ -98,7 +99,7 @@ class Partition:
         if not role.leads:
             return self._follow(candidates)
         if entry is not None:
-            self.rejection = rejection.unfinished(entry.decision)
+            self.rejection = because(ReasonCode.NOT_FINAL, f"{entry.decision.calls} calls")
         return self._measure(candidates, entry.decision if entry else None)
 
     def _reject(self, entry: Entry, why: Reason) -> None:
@@ -138,7 +139,8 @@ class Partition:
         def finish(candidates: Candidates, holds: bool) -> Runnable:
             if holds:
                 return self._deploy(candidates, deployment)
-            self._reject(entry, rejection.cost_differs(entry))
+            cost_was = f"{deployment} {entry.cost_us:.1f} us {taken_by(entry)}"
+            self._reject(entry, because(ReasonCode.COST_DIFFERS, cost_was))
             return self._measure(candidates, None)
 
         pending = self._pending = self._new_pending()
