@@ -172,16 +172,14 @@ class Replay:
                 self.layout.generators,
                 executables.table,
                 self._fused_launch(),
+                self._driver.fail_launch,
                 None if cursor is None else cursor.affinity.expect,
             )
         )
 
-    def _fused_launch(self) -> Launch:
+    def _fused_launch(self) -> Launch | int:
         """Return the launch function of the helper: that of the driver, or a Python function where each launch needs preparation."""
-        driver = self._driver
-        if self._cursor is not None or driver.launch_address is None:
-            return self._start
-        return self._device.ops.launching(driver.launch_address, driver.fail_launch)
+        return self._start if self._cursor is not None else self._driver.launch_address or self._start
 
     # --- what others ask, and the end ---
 

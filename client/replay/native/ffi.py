@@ -41,7 +41,7 @@ _ITSELF = -2
 """The code of a dtype that stands for the base itself, as in `helper.c`."""
 
 Launch = Callable[[int, int], Any]
-"""Launches an executable on a stream. A value that `TensorOps.launching` returned works in `Fused` alone."""
+"""Launches an executable on a stream."""
 
 
 class Fused(Protocol):
@@ -60,7 +60,8 @@ class Fused(Protocol):
     """The number of the latest call, counted over all recordings; see `TensorOps.tick`."""
     table: Any
     """The executable table that `TensorOps.table` returned; None: the recording is closed, and serves no call."""
-    launch: Launch
+    launch: Launch | int
+    """A function, or the address of the driver's."""
     expect: Callable[[int], None] | None
     """Called with the stream before a launch; raises `FallbackError` if the launch may not go to that stream now."""
 
@@ -90,7 +91,9 @@ class Parts(NamedTuple):
     generators: tuple[tuple[int, Any], ...]
     """Random number generators among the inputs, as (index, object). Another object does not fit the recording."""
     table: Any
-    launch: Launch
+    launch: Launch | int
+    fail: Callable[[int], None]
+    """Called with the code that the driver's function has returned, unless that is 0; raises."""
     expect: Callable[[int], None] | None
 
 
@@ -103,8 +106,6 @@ class TensorOps:
         """Returns the next number in the order of all calls."""
         self.bind: Callable[[Any, list[Any], list[Any], int], tuple[int, int] | None] = module.bind
         """Does what `Executables.bind` does for a table, inputs, memories and a stream; returns None if the call does not fit."""
-        self.launching: Callable[[int, Callable[[int], None]], Launch] = module.launcher
-        """Returns a launch function for `Fused` that calls the driver's function at an address; `fail` is called with its code unless that is 0."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """Return a function of (memories, inputs, outputs) that makes the pieces, and puts each into the list of outputs.

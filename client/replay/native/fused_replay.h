@@ -5,35 +5,6 @@
 
 #include <structmember.h>
 
-/* A function of the driver that launches. */
-typedef struct {
-    int (*launch)(void *executable, void *stream);
-    PyObject *fail; /* called with what `launch` has returned, if that is not 0; raises */
-} Launcher;
-
-#define LAUNCHER "pygraph.launcher"
-
-static void free_launcher(PyObject *capsule) {
-    Launcher *launcher = PyCapsule_GetPointer(capsule, LAUNCHER);
-    Py_XDECREF(launcher->fail);
-    PyMem_Free(launcher);
-}
-
-static PyObject *launcher(PyObject *module, PyObject *args) {
-    unsigned long long launch;
-    PyObject *fail;
-    if (!PyArg_ParseTuple(args, "KO", &launch, &fail)) return NULL;
-    Launcher *made = PyMem_Malloc(sizeof(Launcher));
-    if (made == NULL) return PyErr_NoMemory();
-    *made = (Launcher){(int (*)(void *, void *))(uintptr_t)launch, Py_NewRef(fail)};
-    PyObject *capsule = PyCapsule_New(made, LAUNCHER, free_launcher);
-    if (capsule == NULL) {
-        Py_DECREF(fail);
-        PyMem_Free(made);
-    }
-    return capsule;
-}
-
 /* The data of one recording that each call needs. */
 typedef struct {
     PyObject_HEAD
@@ -44,7 +15,8 @@ typedef struct {
     PyObject *stream;               /* called without arguments: the handle of the current stream */
     PyObject *generators;           /* (index, generator) of each input that is one, and must be that one */
     PyObject *table;                /* capsule of `bind`; None: the recording is closed */
-    PyObject *launch;               /* a capsule of `launcher`, or called with executable and stream */
+    PyObject *launch;               /* the address of an int (*)(void *executable, void *stream), or called with these */
+    PyObject *fail;                 /* called with what the function at that address has returned, if that is not 0; raises */
     PyObject *expect;               /* None, or called with the stream: raises if launches may not go there now */
     PyObject *memory, *made;        /* what a call allocates and fills; empty between calls */
     Py_ssize_t *indices;
@@ -57,7 +29,7 @@ static long long uses; /* orders the calls of all recordings */
 
 #define OBJECTS(self)                                                                                                            \
     {&self->allocate, &self->arguments, &self->targets, &self->plan, &self->blank, &self->stream,                                  \
-     &self->generators, &self->table, &self->launch, &self->expect, &self->memory, &self->made}
+     &self->generators, &self->table, &self->launch, &self->fail, &self->expect, &self->memory, &self->made}
 
 static void free_replay(PyObject *object) {
     FusedReplay *self = (FusedReplay *)object;
@@ -126,9 +98,9 @@ static int begin_replay(FusedReplay *self) {
 static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     FusedReplay *self = (FusedReplay *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    int parsed = PyArg_ParseTuple(args, "OO!O!OO!OO!OOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->targets,
+    int parsed = PyArg_ParseTuple(args, "OO!O!OO!OO!OOOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->targets,
                                   &self->plan, &PyList_Type, &self->blank, &self->stream, &PyTuple_Type, &self->generators,
-                                  &self->table, &self->launch, &self->expect);
+                                  &self->table, &self->launch, &self->fail, &self->expect);
     PyObject **all[] = OBJECTS(self);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_XINCREF(*all[i]);
     self->next_check = PY_SSIZE_T_MAX;
@@ -167,16 +139,16 @@ static int allocate(FusedReplay *self) {
 }
 
 /* Launches by a function of the driver, without Python, or by whatever is called with an executable and a stream. */
-static PyObject *launched_by(PyObject *launch, uint64_t executable, PyObject *stream) {
-    if (!PyCapsule_CheckExact(launch)) return PyObject_CallFunction(launch, "KO", (unsigned long long)executable, stream);
-    const Launcher *launcher = PyCapsule_GetPointer(launch, LAUNCHER);
-    void *on = launcher == NULL ? NULL : PyLong_AsVoidPtr(stream);
+static PyObject *launched_by(const FusedReplay *self, uint64_t executable, PyObject *stream) {
+    if (!PyLong_CheckExact(self->launch)) return PyObject_CallFunction(self->launch, "KO", (unsigned long long)executable, stream);
+    int (*launch)(void *, void *) = (int (*)(void *, void *))PyLong_AsVoidPtr(self->launch);
+    void *on = PyLong_AsVoidPtr(stream);
     if (PyErr_Occurred()) return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS /* it may wait for a launch that waits for a callback in Python */
-    code = launcher->launch((void *)executable, on);
+    code = launch((void *)executable, on);
     Py_END_ALLOW_THREADS
-    return code == 0 ? Py_NewRef(Py_None) : PyObject_CallFunction(launcher->fail, "i", code);
+    return code == 0 ? Py_NewRef(Py_None) : PyObject_CallFunction(self->fail, "i", code);
 }
 
 static int are_same_generators(const FusedReplay *self, PyObject *inputs) {
@@ -218,7 +190,7 @@ static PyObject *served(FusedReplay *self, PyObject *inputs, PyObject **launched
     const Executable *found = stream == NULL || numbers == NULL ? NULL : ready(self, numbers, inputs, stream);
     if (found != NULL) {
         Py_ssize_t written = numbers->written;
-        *launched = launched_by(self->launch, found->handle, stream);
+        *launched = launched_by(self, found->handle, stream);
         if (*launched != NULL) {
             self->replays++, self->fused++, self->relocated += written > 0, self->written += written, self->used = ++uses;
             result = outputs_of(self, inputs);
@@ -257,7 +229,7 @@ static PyMethodDef replay_methods[] = {{"__enter__", enter_replay, METH_NOARGS, 
 
 static PyMemberDef replay_members[] = {
     {"table", T_OBJECT_EX, offsetof(FusedReplay, table), 0, "The capsule of `table`; None: the recording is closed."},
-    {"launch", T_OBJECT_EX, offsetof(FusedReplay, launch), 0, "A capsule of `launcher`, or called with executable and stream."},
+    {"launch", T_OBJECT_EX, offsetof(FusedReplay, launch), 0, "The address of a function of C, or called with executable and stream."},
     {"expect", T_OBJECT_EX, offsetof(FusedReplay, expect), 0, "None, or called with the stream before a launch."},
     {"replays", T_LONGLONG, offsetof(FusedReplay, replays), 0, "Calls served."},
     {"relocated", T_LONGLONG, offsetof(FusedReplay, relocated), 0, "Calls for which a node was written."},
@@ -269,7 +241,7 @@ static PyMemberDef replay_members[] = {
 
 static PyTypeObject replay_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "pygraph.FusedReplay",
-    .tp_doc = "FusedReplay(allocate, arguments, targets, plan, blank, stream, generators, table, launch, expect): one recording.",
+    .tp_doc = "FusedReplay(allocate, arguments, targets, plan, blank, stream, generators, table, launch, fail, expect): one recording.",
     .tp_basicsize = sizeof(FusedReplay),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = new_replay,

@@ -264,9 +264,6 @@ static PyMethodDef methods[] = {
      "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
      "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
-    {"launcher", launcher, METH_VARARGS,
-     "launcher(function, fail): return a launch function for a FusedReplay. `function` is the address of an int (*)(void *executable,\n"
-     "void *stream); `fail` is called with its result if that is not 0, and raises."},
     {"table", table, METH_VARARGS,
      "table(numbers, words, executable, limit, worth, idle, make, fail): return the table of a graph with one executable, and `limit` at\n"
      "most; `numbers`: see `table_numbers`. make(stream) returns another executable or None, fail(code, node) raises."},

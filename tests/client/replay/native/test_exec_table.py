@@ -108,6 +108,7 @@ class Told:
             "generators": (),
             "table": self.table,
             "launch": launch,
+            "fail": None,
             "expect": None,
         } | others
         return made.FusedReplay(*told.values())
@@ -310,7 +311,7 @@ def test_nothing_of_it_stays_when_it_goes() -> None:
     told.words.append(1)
 
 
-def launching(code: int) -> tuple[Any, list[tuple[int, ...]], list[int]]:
+def launching(code: int) -> tuple[dict[str, Any], list[tuple[int, ...]], list[int]]:
     """Return what launches by a function of C that returns this code, and what that and `fail` were told."""
     seen: list[tuple[int, ...]] = []
     failed: list[int] = []
@@ -326,13 +327,13 @@ def launching(code: int) -> tuple[Any, list[tuple[int, ...]], list[int]]:
         raise DriverError("cuGraphLaunch", told) from None
 
     fail.keeps = function  # type: ignore[attr-defined]
-    return module().launcher(ctypes.cast(function, ctypes.c_void_p).value, fail), seen, failed
+    return {"launch": ctypes.cast(function, ctypes.c_void_p).value, "fail": fail}, seen, failed
 
 
 def test_a_function_of_c_gets_executable_and_stream() -> None:
     launch, seen, failed = launching(0)
 
-    (output,), launched = Told(executable=(1 << 63) + 3).call(launch=launch)
+    (output,), launched = Told(executable=(1 << 63) + 3).call(**launch)
 
     assert (seen, failed, launched) == ([((1 << 63) + 3, 4)], [], None)
     assert isinstance(output, torch.Tensor)
@@ -342,7 +343,7 @@ def test_what_a_function_of_c_returns_is_told() -> None:
     launch, seen, failed = launching(700)
 
     with pytest.raises(DriverError, match="700"):
-        Told().call(launch=launch)
+        Told().call(**launch)
 
     assert (len(seen), failed) == (1, [700])
 
@@ -351,14 +352,6 @@ def test_what_is_no_stream_is_refused_before_it_launches() -> None:
     launch, seen, _ = launching(0)
 
     with pytest.raises(TypeError):
-        Told().call(launch=launch, stream=lambda: None)
+        Told().call(**launch, stream=lambda: None)
 
     assert seen == []
-
-
-def test_what_else_is_in_a_capsule_launches_nothing() -> None:
-    told = Told()
-    with pytest.raises(ValueError, match="PyCapsule"):
-        told.call(launch=told.table)
-    with pytest.raises(TypeError):
-        module().launcher("here", None)
