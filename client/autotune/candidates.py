@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pygraphd.client.backend.torch_private import Runnable
@@ -35,9 +35,6 @@ class Relocating(Protocol):
     def run(self) -> Runnable:
         """The cheapest callable for steady state, which takes Inductor's list of inputs."""
 
-    def at(self, sizes: tuple[int, ...]) -> Relocating:
-        """Return a view for one size: the values of the integer inputs."""
-
     def trim(self) -> None:
         """Return free memory and the workspaces of BLAS libraries to the device."""
 
@@ -61,7 +58,3 @@ class Candidates:
         """Return the callable of a deployment, and release the memory that the other one holds."""
         self.relocate.trim() if deployment is Deployment.GRAPH else self.relocate.close()
         return self.runnable(deployment)
-
-    def at(self, sizes: tuple[int, ...]) -> Candidates:
-        """Return the candidates for one set of dynamic sizes."""
-        return replace(self, relocate=self.relocate.at(sizes))

@@ -25,7 +25,7 @@ from pygraphd.schema.messages import MAX_SIZES, Record
 from pygraphd.schema.reasons import ReasonCode, because
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
@@ -104,50 +104,59 @@ class CompiledGraph:
         slot, context = Slot(launch), self._context
         is_decided_by_size = self._facts.has_dynamic_sizes and context.role is ALONE
         note_wrong = functools.partial(_mark_wrong, context, graph, is_by_size=is_decided_by_size)
-        relocate = (
-            context.recordings(
-                launch, device_index, replace(facts, name=graph.name, digest=graph.digest), note_wrong
-            )
-            if facts is not None and not self._facts.calls_host_operators
-            else None
-        )
-        if relocate is None:
+
+        def candidates() -> Candidates | None:
+            if facts is None or self._facts.calls_host_operators:
+                return None
+            own = replace(facts, name=graph.name, digest=graph.digest)
+            relocate = context.recordings(launch, device_index, own, note_wrong)
+            return None if relocate is None else Candidates(launch, device_index, relocate)
+
+        if (of_all_sizes := candidates()) is None:
             is_custom = self._facts.calls_host_operators
             unknown = rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN)
             decision = _custom_operators(self._facts) if is_custom else unknown
             self._partition(graph, slot, None).only_kernels(decision)
             return slot
-        partition = self._partition(graph, slot, Candidates(launch, device_index, relocate))
+        partition = self._partition(graph, slot, of_all_sizes)
         if is_decided_by_size:
             slot.run = ShapeDispatcher(
                 launch,
                 context.bounds,
                 partition.decided_by_size,
-                functools.partial(self._at_size, partition),
+                functools.partial(self._at_size, partition, candidates),
                 partition.decide,
                 context.decisions.report,
                 # Its own entry says that another program has decided it by sizes.
-                None if partition.entry is None else functools.partial(self._recall, partition),
+                None if partition.entry is None else functools.partial(self._recall, partition, candidates),
             )
         else:
             partition.decide()  # ranks may see different sizes, and decide for all at once
         return slot
 
-    def _recall(self, partition: Partition, sizes: Sizes) -> DecidedSize | None:
+    def _recall(
+        self, partition: Partition, make: Callable[[], Candidates | None], sizes: Sizes
+    ) -> DecidedSize | None:
         """Decide a partition at one set of sizes if the cache has a final decision for them."""
         known = self._known_at(partition, sizes)
         is_final = known.entry is not None and known.entry.decision.final
-        return self._at_size(partition, sizes, known) if is_final else None
+        return self._at_size(partition, make, sizes, known) if is_final else None
 
     def _known_at(self, partition: Partition, sizes: Sizes) -> Known:
         graph = partition.graph.at(sizes)
         known = self._context.decisions.look_up([graph], self._context.environment)
         return known.get(graph.digest, NOTHING)
 
-    def _at_size(self, partition: Partition, sizes: Sizes, known: Known | None = None) -> DecidedSize:
-        """Decide a partition at one set of sizes."""
-        assert partition.candidates is not None
-        candidates = partition.candidates.at(sizes)
+    def _at_size(
+        self,
+        partition: Partition,
+        make: Callable[[], Candidates | None],
+        sizes: Sizes,
+        known: Known | None = None,
+    ) -> DecidedSize:
+        """Decide a partition at one set of sizes, with candidates of their own."""
+        candidates = make()
+        assert candidates is not None
         graph, slot, report = (
             partition.graph.at(sizes),
             Slot(candidates.launch),

@@ -6,10 +6,8 @@ KERNELS, and is counted as a fallback with the reason.
 
 from __future__ import annotations
 
-import abc
 import operator
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,33 +62,7 @@ def _seen_by_hooks(_: list[Any]) -> Any:
     raise LayoutMismatchError(LayoutMismatch.HOOKS)
 
 
-class _Refusing(abc.ABC):
-    """Reports why, and for how long, a callable is not recorded."""
-
-    @abc.abstractmethod
-    def refusal_of(self, size: Size | None = None) -> Refusal | None:
-        """Return why a size (None: any size) could not or will not be recorded; None if it is recorded, or may be."""
-
-    @property
-    def refusal(self) -> str | None:
-        """The reason as text; None if there is a recording, or none was tried."""
-        refusal = self.refusal_of()
-        return refusal.reason if refusal is not None else None
-
-    @property
-    def why_refused(self) -> Reason | None:
-        """The reason as it is stored: a code, with the text as its detail."""
-        refusal = self.refusal_of()
-        return refusal.why if refusal is not None else None
-
-    @property
-    def refused_for_good(self) -> bool:
-        """Whether the reason holds in the next process too."""
-        refusal = self.refusal_of()
-        return refusal is not None and refusal.persistence is Persistence.PERMANENT
-
-
-class Recordings(_Refusing):
+class Recordings:
     """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
     _needs_draws = False
@@ -380,7 +352,7 @@ class Recordings(_Refusing):
             self._slots.setdefault(size, SizeSlot(size))
         return NOT_YET
 
-    def _why_no_more(self, size: Size | None) -> str | None:
+    def _why_no_more(self, size: Size | None = None) -> str | None:
         bound = max(MAX_SIZES, CAPTURES_OF_EACH * self._max_recordings)
         if size is not None and size not in self._slots and len(self._slots) >= bound:
             return TOO_MANY_SIZES
@@ -403,13 +375,6 @@ class Recordings(_Refusing):
             replay.close()
             self._report.note_nodes(-nodes)
 
-    def let_go_at(self, size: Size) -> None:
-        """Destroy the recording of a size, if there is one, and forget the size unless it is refused."""
-        if (slot := self._slots.get(size)) is not None:
-            self._drop(slot)
-            if slot.refusal is None:
-                self._slots.pop(size, None)
-
     def close(self) -> None:
         """Destroy all recordings."""
         for slot in self._recorded():
@@ -417,15 +382,29 @@ class Recordings(_Refusing):
 
     # --- state ---
 
-    def at(self, size: Size) -> RecordingsAtSize:
-        """Return a view of these recordings for one size."""
-        return RecordingsAtSize(self, size)
+    @property
+    def refusal(self) -> str | None:
+        """Why the callable could not or will not be recorded, as text; None if there is a recording, or none was tried."""
+        refusal = self._refusal()
+        return refusal.reason if refusal is not None else None
 
-    def refusal_of(self, size: Size | None = None) -> Refusal | None:  # noqa: D102 - see the base class
-        slots = [slot for slot in list(self._slots.values()) if size is None or slot.size == size]
+    @property
+    def why_refused(self) -> Reason | None:
+        """The reason as it is stored: a code, with the text as its detail."""
+        refusal = self._refusal()
+        return refusal.why if refusal is not None else None
+
+    @property
+    def refused_for_good(self) -> bool:
+        """Whether the reason holds in the next process too."""
+        refusal = self._refusal()
+        return refusal is not None and refusal.persistence is Persistence.PERMANENT
+
+    def _refusal(self) -> Refusal | None:
+        slots = list(self._slots.values())
         if any(slot.replay is not None for slot in slots):
             return None
-        reason = self._why_no_more(size)
+        reason = self._why_no_more()
         bound = Refusal(reason, Persistence.PROCESS, ReasonCode.BOUND_REACHED) if reason else None
         return next((slot.refusal for slot in slots if slot.refusal is not None), bound)
 
@@ -433,11 +412,6 @@ class Recordings(_Refusing):
     def recording_us(self) -> float:
         """Host time of recording and verifying all sizes so far, in microseconds."""
         return sum(slot.recording_us for slot in list(self._slots.values()))
-
-    def recording_us_at(self, size: Size) -> float:
-        """Return the part of `recording_us` that one size took."""
-        slot = self._slots.get(size)
-        return slot.recording_us if slot is not None else 0.0
 
     @property
     def prepared(self) -> int:
@@ -449,45 +423,3 @@ class Recordings(_Refusing):
     def replays(self) -> tuple[Replay, ...]:
         """The recordings, the most recently used one last."""
         return tuple(slot.replay for slot in self._recorded() if slot.replay is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordingsAtSize(_Refusing):
-    """A view of `Recordings` for a caller with one size only."""
-
-    all: Recordings
-    size: Size
-
-    @property
-    def run(self) -> Runnable:
-        """See `Recordings.run`."""
-        return self.all.run
-
-    def __call__(self, inputs: list[Any]) -> Any:
-        """Run on Inductor's list of inputs."""
-        return self.all(inputs)
-
-    def refusal_of(self, size: Size | None = None) -> Refusal | None:  # noqa: D102 - see the base class
-        return self.all.refusal_of(size or self.size)
-
-    @property
-    def recording_us(self) -> float:
-        """Host time of recording and verifying this size so far, in microseconds."""
-        return self.all.recording_us_at(self.size)
-
-    @property
-    def prepared(self) -> int:
-        """See `Recordings.prepared`: a recording of any size counts."""
-        return self.all.prepared
-
-    def at(self, size: Size) -> RecordingsAtSize:
-        """Return a view for another size."""
-        return RecordingsAtSize(self.all, size)
-
-    def trim(self) -> None:
-        """Give back free memory; see `Recordings.trim`."""
-        self.all.trim()
-
-    def close(self) -> None:
-        """Destroy the recording of this size."""
-        self.all.let_go_at(self.size)

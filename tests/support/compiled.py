@@ -97,7 +97,6 @@ class Relocating:
         self.calls = self.prepared = 0
         self.closed = False
         self.note_wrong: Callable[[tuple[int, ...], Reason], None] = lambda *_: None
-        self.by_size: dict[tuple[int, ...], Relocating] = {}
 
     @property
     def refused_for_good(self) -> bool:
@@ -115,9 +114,6 @@ class Relocating:
         self.calls += 1
         self.refusal = self._will_refuse
         return "launched" if self.refusal else "relocated"
-
-    def at(self, sizes: tuple[int, ...]) -> Relocating:
-        return self.by_size.setdefault(sizes, Relocating(self._will_refuse))
 
     def trim(self) -> None:
         pass

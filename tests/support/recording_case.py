@@ -406,7 +406,7 @@ def case(emulator: Emulator, allocator: Allocator) -> Any:
 
 
 def is_transient(run: Recordings) -> bool:
-    refusal = run.refusal_of()
+    refusal = run._refusal()
     return refusal is not None and refusal.persistence is Persistence.TRANSIENT
 
 

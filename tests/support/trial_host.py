@@ -102,9 +102,6 @@ class Relocating:
         self.prepared += self.calls == 2
         return "relocated"
 
-    def at(self, sizes: tuple[int, ...]) -> Relocating:
-        return self
-
     def trim(self) -> None:
         self.trimmed += 1
 

@@ -192,9 +192,6 @@ class Relocating:
     def __call__(self, inputs: list[Any]) -> None:
         self._run()
 
-    def at(self, sizes: tuple[int, ...]) -> Relocating:
-        return self
-
     def trim(self) -> None:
         pass
 

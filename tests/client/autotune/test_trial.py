@@ -50,9 +50,6 @@ class Partition:
         self.machine.launch(self.kernels_us, self.gpu_us)
         return "kernels"
 
-    def at(self, sizes: tuple[int, ...]) -> Partition:
-        return self
-
     def trim(self) -> None:
         pass
 

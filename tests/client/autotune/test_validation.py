@@ -68,9 +68,6 @@ class Relocating:
         self._calls += 1
         return "relocated"
 
-    def at(self, sizes: tuple[int, ...]) -> Relocating:
-        return self
-
     def trim(self) -> None:
         pass
 

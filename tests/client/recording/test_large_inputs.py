@@ -88,7 +88,7 @@ def test_what_may_be_written_is_copied(case: Case) -> None:
             run([total, case.floats(1, 2)])
         case.recorder.free *= 2
         assert run.refusal is not None
-        run.let_go_at(())
+        run.close()
         again = case.made(body, facts)
         for _ in range(4):
             again([total, case.floats(1, 2)])

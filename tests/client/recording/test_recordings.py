@@ -145,9 +145,7 @@ def test_what_recording_takes_is_counted_once_and_not_the_call_that_is_launched_
 
     for _ in range(2):
         run([case.floats(2), case.floats(1), 2])
-    of_each_us = [run.at((size,)).recording_us for size in (1, 2, 3)]
-    assert of_each_us == [pytest.approx((counted_ms - 2 * 10) * 1e3)] * 2 + [0]
-    assert run.recording_us == pytest.approx(sum(of_each_us))
+    assert run.recording_us == pytest.approx(2 * (counted_ms - 2 * 10) * 1e3)
 
 
 def test_another_device_may_be_the_current_one(case: Case) -> None:
@@ -295,36 +293,29 @@ def test_the_recording_that_was_not_used_for_longest_goes(case: Case) -> None:
     assert case.recorder.captures == captured + 1
 
 
-def test_each_size_has_its_part_which_can_be_let_go_of(case: Case) -> None:
+def test_each_size_is_recorded_or_refused_by_itself(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         extra = case.floats(1, 1) if operations is case.recorder.launching else case.floats(1, 2)
         return (operations.add(inputs[0], extra if inputs[1] == 3 else inputs[0]),)
 
     run = case.make(body)
-    parts = {n: run.at((n,)) for n in (1, 2, 3)}
 
     for _ in range(3):
-        for n, part in parts.items():
-            part([case.floats(n, n), n])
+        for n in (1, 2, 3):
+            run([case.floats(n, n), n])
 
-    assert {n: part.refusal for n, part in parts.items()} == {
-        1: None, 2: None, 3: "verification: output 0 differs by 25 % of its largest value",
+    refusals = {size: slot.refusal and slot.refusal.reason for size, slot in run._slots.items()}
+    assert refusals == {
+        (1,): None, (2,): None, (3,): "verification: output 0 differs by 25 % of its largest value",
     }  # fmt: skip
-    assert [part.refused_for_good for part in parts.values()] == [False, False, True]
-    assert parts[1].at((3,)) == parts[3]
+    assert run.refusal is None
     first, second = run.replays
-    parts[1]([case.floats(5, 6), 1])
+    run([case.floats(5, 6), 1])
     assert run.replays == (second, first)  # in the order of use
     assert run.replays[-1] is run._slots[(1,)].replay
-    parts[1].close()
-    parts[3].close()
-    assert [*run.replays] == [second]
-    assert case.emulator.live()[1] == 1
-    captures = case.recorder.captures
-    assert parts[2]([case.floats(5, 6), 2])[0].tolist() == [10, 12]
-    for _ in range(3):
-        assert parts[1]([case.floats(5, 6), 1])[0].tolist() == [10, 12]
-    assert case.recorder.captures == captures + 1
+    run.close()
+    assert (len(run.replays), case.emulator.live()[1]) == (0, 0)
+    assert run.refused_for_good
 
 
 def test_a_size_that_will_not_be_recorded_any_more_is_refused_for_now(case: Case) -> None:
@@ -338,24 +329,9 @@ def test_a_size_that_will_not_be_recorded_any_more_is_refused_for_now(case: Case
         call(n)
         call(n)
 
-    assert run.at((recordings.CAPTURES_OF_EACH,)).refusal is None  # the last that was recorded
-    late = run.at((20,))
-    assert (late.refusal, late.refused_for_good) == (recordings.TOO_MANY_CAPTURES, False)
-
-
-def test_sizes_that_are_let_go_of_make_room_among_those_that_are_remembered(case: Case) -> None:
-    run = case.make(add)
-
-    def call(n: int) -> None:
-        run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
-
-    for n in range(1, recordings.MAX_SIZES + 1):
-        call(n)
-    assert run.at((1000,)).refusal == recordings.TOO_MANY_SIZES
-
-    run.at((1,)).close()
-
-    assert run.at((1000,)).refusal is None
+    assert [run.refusal] == [None]  # the last one was recorded
+    run.close()
+    assert (run.refusal, run.refused_for_good) == (recordings.TOO_MANY_CAPTURES, False)
 
 
 def test_memory_that_cannot_be_given_back_is_no_matter_of_the_call(
@@ -386,7 +362,6 @@ def test_it_says_which_calls_have_prepared_what_later_ones_have(case: Case) -> N
         prepared.append(run.prepared != before)
 
     assert prepared == [False, True] + [False] * 6
-    assert run.at((4,)).prepared == run.prepared
 
 
 def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:

@@ -104,7 +104,7 @@ def test_a_call_with_dynamic_sizes_takes_few_frames(case: Case, *, alternate: bo
     made = case.made(doubled, GraphFacts())
 
     def decide(sizes: tuple[int, ...]) -> DecidedSize:
-        return DecidedSize(Slot(made.at(sizes).run), lambda: None)
+        return DecidedSize(Slot(made.run), lambda: None)
 
     launch = case.recorder.compiled(doubled)
     slot = Slot(ShapeDispatcher(launch, Bounds(calls=1), lambda: None, decide, lambda: launch, case.report))
