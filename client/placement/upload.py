@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
 
 MAX_GRAPHS = 256
-"""The most graphs whose copies are kept on the GPU."""
-COPIES = 4
-"""Copies of a pack that are kept, since models may share a graph. `inputs.py` bounds the values of a graph."""
+"""The most graphs whose copies are kept on the GPU; `inputs.py` bounds the values of a graph."""
 ALIGNMENT = 64
 """Alignment of each value in a pack, in bytes; Inductor's kernels assume 16."""
 
@@ -84,35 +82,10 @@ def _end(values: Sequence[PackedValue], dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """A pack on the GPU, with the CPU addresses and the bytes of its values when they were sent."""
+    """A pack on the GPU, with the bytes of its values when they were sent."""
 
-    pointers: tuple[int, ...]
     contents: tuple[bytes, ...]
     tensor: torch.Tensor
-
-
-@dataclass(slots=True)
-class _CopyCache:
-    """The latest copies of one pack on one stream."""
-
-    copies: tuple[_Copy, ...] = ()
-    misses: int = 0
-    """Consecutive calls for which no copy had the right bytes."""
-
-    def found(self, contents: tuple[bytes, ...]) -> torch.Tensor | None:
-        """Return the copy with these bytes; None if there is none."""
-        for each in self.copies:
-            if each.contents == contents:
-                self.misses = 0
-                return each.tensor
-        return None
-
-    def evict(self, pointers: tuple[int, ...]) -> None:
-        """Drop the copy from the same addresses, the oldest beyond `COPIES`, and all copies if they keep missing."""
-        self.misses += 1
-        # Addresses say nothing of values that the CPU has just computed, or that Python makes from a number.
-        others = (each for each in self.copies if each.pointers != pointers)
-        self.copies = tuple(others)[1 - COPIES :] if self.misses <= COPIES else ()
 
 
 _Key = tuple[torch.device, int, str, str]
@@ -120,15 +93,15 @@ _Key = tuple[torch.device, int, str, str]
 
 
 class Sender:
-    """Sends values, and keeps the latest copies of each graph. Safe to call from several threads."""
+    """Sends values, and keeps the latest copy of each pack of a graph. Safe to call from several threads."""
 
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
-        self._caches = BoundedLRU[_Key, tuple[_CopyCache, ...]](MAX_GRAPHS)
+        self._copies = BoundedLRU[_Key, dict[torch.dtype, _Copy]](MAX_GRAPHS)
 
     def __len__(self) -> int:
         """Return the number of copies that are kept."""
-        return sum(len(each.copies) for of_graph in self._caches.values() for each in of_graph)
+        return sum(map(len, self._copies.values()))
 
     def send(
         self, values: list[torch.Tensor], device: torch.device, specs: str, graph: str
@@ -150,34 +123,31 @@ class Sender:
         pointers = [value.data_ptr() if value.is_cpu and not value.is_pinned() else 0 for value in values]
         if not all(pointers):
             return None  # the GPU may still be writing to pinned memory, in the order of the stream
-        # One cache for each stream: work on different streams is not ordered.
-        key, together = (device, _stream(device)(), specs, graph), packs(specs)
-        if (caches := self._caches.get(key)) is None:
-            self._caches[key] = caches = tuple(_CopyCache() for _ in together)
-        return [
-            self._send_pack(cache, pack, pointers, device)
-            for cache, pack in zip(caches, together, strict=True)
-        ]
+        # Copies for each stream: work on different streams is not ordered.
+        key = device, torch_private.current_stream(device)(), specs, graph
+        if (copies := self._copies.get(key)) is None:
+            self._copies[key] = copies = {}
+        return [self._send_pack(copies, pack, pointers, device) for pack in packs(specs)]
 
     def _send_pack(
-        self, cache: _CopyCache, pack: Pack, pointers: Sequence[int], device: torch.device
+        self, copies: dict[torch.dtype, _Copy], pack: Pack, pointers: Sequence[int], device: torch.device
     ) -> torch.Tensor:
         contents = tuple(ctypes.string_at(pointers[each.index], each.bytes) for each in pack.values)
-        sent = cache.found(contents)
-        if sent is not None:
-            return sent
-        # The evicted memory may be allocated again just below. Concurrent threads may drop each other's copies, and send them again.
-        addresses = tuple(pointers[each.index] for each in pack.values)
-        cache.evict(addresses)
+        kept = copies.get(pack.dtype)
+        if kept is not None and kept.contents == contents:
+            return kept.tensor
+        # The memory may be allocated again just below. Concurrent threads may drop each other's copies, and send them again.
+        del kept
+        copies.pop(pack.dtype, None)
         tensor = _copy_packed(pack, contents, device)
-        cache.copies = (*cache.copies, _Copy(addresses, contents, tensor))
+        copies[pack.dtype] = _Copy(contents, tensor)
         if (report := self.report()) is not None:
             report.count(sent=1)
         return tensor
 
     def clear(self) -> None:
         """Release all copies."""
-        self._caches.clear()
+        self._copies.clear()
 
     def _fail(self, error: Exception) -> None:
         if (report := self.report()) is not None:
@@ -201,18 +171,8 @@ def _copy_each(pack: Pack, values: Sequence[torch.Tensor], device: torch.device)
     return there
 
 
-@functools.cache
-def _stream(device: torch.device) -> Callable[[], int]:
-    return torch_private.current_stream(device)
-
-
 def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and _capturing()()
-
-
-@functools.cache
-def _capturing() -> Callable[[], bool]:
-    return torch_private.in_capture()
+    return device.type == "cuda" and torch_private.in_capture()()
 
 
 sender = Sender()
