@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE
-from pygraphd.client.recording.recordings import MAX_RECORDINGS, Recordings
+from pygraphd.client.recording.recordings import Recordings
 from pygraphd.client.replay.native.ffi import Piece, helper
 
 if TYPE_CHECKING:
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.capture import CudaRecorder
-    from pygraphd.client.recording.size_slot import Size
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
-    from pygraphd.schema.reasons import Reason
 
 ON_THE_GPU = "attention's random state was given on the GPU: its forward was captured otherwise"
 NOT_SENT = "attention's random state could not be sent to the GPU"
@@ -40,18 +38,11 @@ _CPU = torch.device("cpu")
 
 
 def make_recordings(
-    launch: Runnable,
-    recorder: CudaRecorder,
-    report: Report,
-    facts: GraphFacts,
-    max_recordings: int = MAX_RECORDINGS,
-    recheck_s: float = 0.0,
-    note_wrong: Callable[[Size, Reason], None] = lambda *_: None,
+    launch: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts, *more: Any
 ) -> Recordings:
-    """Return the recordings of a callable: `WithHostState` if its graph has RNG state of attention; for the rest see `Recordings`."""
-    if facts.state:
-        return WithHostState(launch, recorder, report, facts, max_recordings)
-    return Recordings(launch, recorder, report, facts, max_recordings, recheck_s, note_wrong)
+    """Return the recordings of a callable: `WithHostState` if its graph has RNG state of attention; see `Recordings`."""
+    kind = WithHostState if facts.state else Recordings
+    return kind(launch, recorder, report, facts, *more)
 
 
 class _Call(threading.local):
@@ -84,15 +75,10 @@ class WithHostState(Recordings):
     _checks_capture = False  # since `_why_as_compiled` does
 
     def __init__(
-        self,
-        launch: Runnable,
-        recorder: CudaRecorder,
-        report: Report,
-        facts: GraphFacts,
-        max_recordings: int = MAX_RECORDINGS,
+        self, launch: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts, *more: Any
     ) -> None:
-        """Record `launch`; see `Recordings`."""
-        super().__init__(self._on_gpu, recorder, report, facts, max_recordings)
+        """Record `launch`; see `Recordings`. Results are never checked."""
+        super().__init__(self._on_gpu, recorder, report, facts, *more)
         self._as_compiled = launch
         self._state = facts.state
         self._taken = (*facts.state.inputs, *facts.state.idle_inputs)

@@ -11,7 +11,7 @@ import functools
 import os
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -44,13 +44,6 @@ _one_at_a_time = threading.Lock()
 """Held during a capture: the allocator keeps one history for all devices and threads."""
 
 
-class Pool(Protocol):
-    """The memory that a capture has allocated from."""
-
-    def release(self) -> None:
-        """Give the free memory of the pool back to the device."""
-
-
 @dataclass(slots=True)
 class Capture:
     """A captured call: its graph, its outputs where the graph writes them, and its memory."""
@@ -65,7 +58,7 @@ class Capture:
     as_tuple: bool = True
     """Whether the callable returned a tuple."""
     cursor: RngCursor | None = None
-    pool: Pool | None = None
+    pool: Any = None
     """The pool that holds the memory of all allocations."""
     reserves: tuple[OutputReserve, ...] = ()
     backing: int = 0

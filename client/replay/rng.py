@@ -30,29 +30,6 @@ _APART = 1 << 20
 """Difference between the offsets of several generators while their addresses are searched; a multiple of 4."""
 
 
-class Graph(Protocol):
-    """A `torch.cuda.CUDAGraph`."""
-
-    def replay(self) -> None:
-        """Hand out the generator's state, advance it, and launch."""
-
-    def reset(self) -> None:
-        """Release the graph."""
-
-
-class Generator(Protocol):
-    """A `torch.Generator` of a CUDA device."""
-
-    def initial_seed(self) -> int:
-        """Return the seed."""
-
-    def get_offset(self) -> int:
-        """Return the offset."""
-
-    def set_offset(self, offset: int) -> None:
-        """Set the offset."""
-
-
 class PhiloxRange(NamedTuple):
     """The random numbers of one launch: the seed, the offset before and after it, and both offsets of each further generator."""
 
@@ -84,7 +61,7 @@ class RngCursor(Protocol):
 class Generators:
     """Several generators as one, whose offset is the tuple of theirs."""
 
-    def __init__(self, each: Sequence[Generator]) -> None:
+    def __init__(self, each: Sequence[torch.Generator]) -> None:
         self._each = tuple(each)
 
     def get_offset(self) -> Any:
@@ -108,7 +85,7 @@ class _State:
     """Writes for the driver, and by how much a launch advances each generator."""
 
     writes: Any
-    advances: tuple[tuple[Generator, int], ...]
+    advances: tuple[tuple[torch.Generator, int], ...]
     """By how much a launch advances each generator, the device's own first; 0: the launch draws nothing from it."""
 
 
@@ -117,12 +94,12 @@ class GeneratorCursor:
 
     def __init__(
         self,
-        graph: Graph,
-        generator: Generator,
+        graph: torch.cuda.CUDAGraph,
+        generator: torch.Generator,
         driver: Driver,
         synchronize: Callable[[], None],
         affinity: StreamAffinity,
-        further: Sequence[Generator] = (),
+        further: Sequence[torch.Generator] = (),
     ) -> None:
         """Take over `graph`; `synchronize` waits for what is queued on the current stream.
 
