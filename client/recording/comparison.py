@@ -118,7 +118,8 @@ def compare(
         elif mine is not right and not _is_same_value(mine, right):
             return Disagreement(f"{launched.name(index)} differs", in_values=True)
     pairs = {index: pairs[index] for index in differing(pairs)}
-    found, compared = distances(pairs), {index: compared_tensor(right) for index, (_, right) in pairs.items()}
+    found = distances(pairs)
+    compared = {index: ComparedTensor(right.dtype, right.numel()) for index, (_, right) in pairs.items()}
     far = too_far(found, compared, tolerance)
     if far and again is not None:
         noise = _noise(again, pairs)
@@ -166,11 +167,6 @@ class ComparedTensor:
         if is_measured(self.dtype):
             return tolerance
         return max(NOISY_SHARE, 1 / max(self.elements, 1)) if is_unsteady else 0.0
-
-
-def compared_tensor(tensor: torch.Tensor) -> ComparedTensor:
-    """Return the dtype and size of a tensor."""
-    return ComparedTensor(tensor.dtype, tensor.numel())
 
 
 def too_far(

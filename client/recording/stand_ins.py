@@ -18,7 +18,6 @@ from pygraphd.client.recording.alias_sets import InputGroups, input_groups
 from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.size_slot import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
-from pygraphd.client.replay.arena import Arena
 from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, alignment, blocks
 
@@ -173,21 +172,19 @@ def copies_of(
 
     They are aligned and overlap as the inputs do. Raises `NotRelocatableError`.
     """
-    copies, groups = list(inputs), _to_copy(inputs, groups, written)
-    arena = Arena(sum(_bytes_for(span) for _, span in groups), _device_of(inputs)) if groups else None
-    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for group, span in groups:
-        assert arena is not None
-        start = arena.take(span.size, span.start)
-        for index, _ in group.members:
-            tensor = inputs[index]
-            copies[index] = arena.tensor(start + tensor.data_ptr() - span.start, tensor)
+    copies, pairs = list(inputs), list[tuple[torch.Tensor, torch.Tensor]]()
+    for group, span in _to_copy(inputs, groups, written):
+        members = [(index, inputs[index]) for index, _ in group.members]
+        memory, base = _allocated(*members[0], span, NO_CONSTRAINTS)
+        for index, copy in _laid_over(memory, base, members, span):
+            copies[index] = copy
+        index, tensor = members[-1]
         is_plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
         # A byte that is neither 0 nor 1 in a boolean tensor, as in memory that was never written, would become 1.
         if len(group.members) == 1 and span.size == tensor.nbytes and is_plain and tensor.dtype != torch.bool:
             pairs.append((copies[index], tensor))
         else:
-            pairs.append((arena.bytes(start, span.size), bytes_of(tensor, span)))
+            pairs.append((memory[base:][: span.size], bytes_of(tensor, span)))
     torch_private.copy_all(pairs)
     return copies
 
@@ -220,10 +217,6 @@ def may_be_indices(members: Sequence[tuple[int, int]], inputs: Sequence[Any]) ->
 def groups_of(inputs: Sequence[Any], groups: InputGroups | None) -> InputGroups:
     """Return the groups of all inputs; `groups` if they are known, as finding them takes milliseconds for hundreds of inputs."""
     return input_groups(inputs) if groups is None else groups
-
-
-def _device_of(inputs: Sequence[Any]) -> torch.device:
-    return next(each.device for each in inputs if isinstance(each, torch.Tensor))
 
 
 def bytes_of(tensor: torch.Tensor, span: Span) -> torch.Tensor:

@@ -8,7 +8,8 @@ themselves, with the generator's state restored. Outputs and inputs must agree a
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,8 +25,7 @@ from pygraphd.client.recording.comparison import (
     tolerance_of,
 )
 from pygraphd.client.recording.stand_ins import bytes_of, copies_of, groups_of, is_copied, may_be_indices
-from pygraphd.client.replay.arena import lay_apart
-from pygraphd.client.replay.relocation_table import Span
+from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.recording.stand_ins import AliasedCopies
     from pygraphd.client.replay.replay import Replay
+    from pygraphd.client.replay.rng import Generators
 
 POISON = 0xFF
 """Byte that fills memory of the replay. Repeated it is NaN in every floating-point type, and -1 in every integer type."""
@@ -55,16 +56,6 @@ REPETITIONS = 4
 """Further replays, and further runs as KERNELS, that show how much either differs from itself."""
 
 
-class Generator(Protocol):
-    """The part of a random number generator's state that kernels advance."""
-
-    def get_offset(self) -> Any:
-        """Return the offset."""
-
-    def set_offset(self, offset: Any) -> None:
-        """Set the offset."""
-
-
 class Verification:
     """A replay on copies of a call's inputs, to be compared with the callable on the inputs themselves.
 
@@ -76,7 +67,7 @@ class Verification:
         self,
         replay: Replay,
         inputs: Sequence[Any],
-        generator: Generator | None,
+        generator: torch.Generator | Generators | None,
         old: Sequence[torch.Tensor] = (),
         undefined: Collection[int] = (),
         stand_ins: Sequence[Any] = (),
@@ -233,10 +224,20 @@ class Verification:
 
 
 def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return poisoned memory for a replay, and the guard blocks between its allocations, which are poisoned too."""
-    poison, memory, between = lay_apart(replay.layout.memories, replay.allocate_bytes)
-    poison.fill_(POISON)
-    return memory, between
+    """Return poisoned memory for a replay in one allocation, and the guard block after each part of it, which is poisoned too.
+
+    The parts lie in reverse order, each at the start of a block. So a kernel that reaches one memory from the bounds of another misses
+    it, as it would in a call.
+    """
+    memories = replay.layout.memories
+    sizes = [blocks(memory.bytes) * BLOCK for memory in memories]
+    begins = [*itertools.accumulate((size + BLOCK for size in reversed(sizes)), initial=0)][-2::-1]
+    poison = replay.allocate_bytes(sum(sizes) + BLOCK * len(sizes)).fill_(POISON)
+    tensors = [
+        torch_private.reinterpret(poison, each.dtype, each.size, each.stride, begin // each.dtype.itemsize)
+        for each, begin in zip(memories, begins, strict=True)
+    ]
+    return tensors, [poison[begin + size :][:BLOCK] for begin, size in zip(begins, sizes, strict=True)]
 
 
 def _poison(

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.recordings import Recordings
-    from pygraphd.client.recording.verification import Generator
     from tests.support.guards import Guarded
 
 LAUNCHES = 8
@@ -32,7 +31,7 @@ class Beside:
         launch: Callable[[list[Any]], Any],
         relocatable: Recordings,
         guarded: Guarded,
-        generator: Generator,
+        generator: Any,
     ) -> None:
         self.relocatable = relocatable
         self.calls = 0
