@@ -156,11 +156,6 @@ class Report:
     def _reason_key(self, text: str) -> str:
         return text if text in self._reasons or len(self._reasons) < MAX_REASONS else "others"
 
-    @property
-    def deployments(self) -> int:
-        """The number of graphs that are deployed."""
-        return self._deployed.total()
-
     def retract_deployment(self, graph: Graph, environment: Environment) -> None:
         """Undo `record_deployment` for a graph at a size that is dropped."""
         key = environment.digest()

@@ -79,11 +79,6 @@ class DecisionService:
         self._dropped: deque[PendingGraph] = deque()
         self._unrecorded: list[tuple[Environment, Record]] = []
 
-    @property
-    def pending(self) -> int:
-        """The number of graphs without a decision."""
-        return len(self._pending)
-
     def look_up(self, graphs: Sequence[Graph], environment: Environment) -> dict[str, Known]:
         """Return the stored entries of some graphs by digest; graphs without one are left out."""
         self._take_dropped(MAX_UNRECORDED)

@@ -81,7 +81,7 @@ def our_session() -> Runtime:
 
 def all_is_decided(session: Runtime) -> bool:
     """Whether each graph runs as it will from now on."""
-    return session.report.deployments == session.report.counts["graphs"]
+    return session.report._deployed.total() == session.report.counts["graphs"]
 
 
 def main(number: int, world: int, folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_one_rank_measures_and_the_other_follows(ranks: list[Runtime]) -> None:
 def wait_for(session: Runtime, compiled: tuple[Compiled, Compiled]) -> list[tuple[Any, Any]]:
     """Run until the graphs are decided; return all steps."""
     steps = []
-    while session.decisions.pending:
+    while session.decisions._pending:
         steps += run(*compiled, 1)
         assert len(steps) < 10**6
     return steps + run(*compiled, 1)
