@@ -70,7 +70,7 @@ class Executables:
             numbers = table_numbers(segments, parameters.writes)
             limits = (most_executables(len(parameters)), WORTH, IDLE_CALLS)
             self.table = ops.table(
-                numbers, parameters.words, self._handles[0], limits, self._make, parameters.fail_to_write
+                numbers, parameters.words, self._handles[0], *limits, self._make, parameters.fail_to_write
             )
         except BaseException:
             self.close()

@@ -15,7 +15,6 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.replay.native import build
 
 if TYPE_CHECKING:
-    from array import array
     from collections.abc import Sequence
     from pathlib import Path
 
@@ -106,6 +105,8 @@ class TensorOps:
         """Returns the next number in the order of all calls."""
         self.bind: Callable[[Any, list[Any], list[Any], int], tuple[int, int] | None] = module.bind
         """Does what `Executables.bind` does for a table, inputs, memories and a stream; returns None if the call does not fit."""
+        self.table: Callable[..., Any] = module.table
+        """Returns an executable table; `helper.c` lists its arguments, and `exec_cache.py` says what it does."""
 
     def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
         """Return a function of (memories, inputs, outputs) that makes the pieces, and puts each into the list of outputs.
@@ -144,22 +145,6 @@ class TensorOps:
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
         return functools.partial(self._module.run, replays, integers, conditions, owner)
-
-    def table(
-        self,
-        numbers: array[int],
-        words: memoryview,
-        executable: int,
-        limits: tuple[int, int, int],
-        make: Callable[[int], int | None],
-        fail: Callable[[int, int], None],
-    ) -> Any:
-        """Return an executable table that holds `executable`; `exec_cache` says what it does.
-
-        `numbers` comes from `graph_exec.table_numbers`. `limits` are the maximum number of executables, `WORTH` and `IDLE_CALLS`. `make`
-        makes another executable on a stream. `fail` is called with the error code of a write and the number of the node, and raises.
-        """
-        return self._module.table(numbers, words, executable, *limits, make, fail)
 
 
 COMPILING_S = 120.0

@@ -87,22 +87,6 @@ static PyObject *item(PyObject *list, Py_ssize_t index) {
     return is_within(list, index) ? PyList_GET_ITEM(list, index) : NULL;
 }
 
-/* --- reading lists ---------------------------------------------------------------------------------------------------------- */
-
-static PyObject *data_pointers(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    if (!are_lists(args, given, 1)) return NULL;
-    PyObject *found = PyList_New(PyList_GET_SIZE(args[0]));
-    for (Py_ssize_t i = 0; found != NULL && i < PyList_GET_SIZE(args[0]); i++) {
-        void *address = NULL, *tensor = tensor_of(PyList_GET_ITEM(args[0], i));
-        int failed = tensor == NULL || torch.get_data_ptr(tensor, &address) != 0;
-        PyObject *pointer = failed ? NULL : PyLong_FromVoidPtr(address);
-        if (pointer == NULL && !PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "tensor %zd has no address", i);
-        if (pointer == NULL) Py_CLEAR(found);
-        else PyList_SET_ITEM(found, i, pointer);
-    }
-    return found;
-}
-
 /* --- making tensors ----------------------------------------------------------------------------------------------------------- */
 
 #define PLAN "pygraph.plan"
@@ -259,7 +243,6 @@ static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(type, offset, flags, profiler, get_data_ptr, reinterpret, view_as, destroy, wrap): the tensor type, its C++ pointer's\n"
      "offset, a dict and the key under which it has True while a profiler runs, and functions."},
-    {"data_pointers", (PyCFunction)(void (*)(void))data_pointers, METH_FASTCALL, "data_pointers(tensors): return the address of each."},
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
      "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,

@@ -118,6 +118,30 @@ class Told:
         return self.fused(**others)([*inputs] or [self.input])
 
 
+def tensors() -> list[Any]:
+    """Return tensors of all kinds that Inductor is given."""
+    base = torch.arange(24.0)
+    leaf = torch.zeros(3, requires_grad=True)
+    with torch.inference_mode():
+        inference = torch.zeros(2)
+    return [
+        base, base[5:], base.view(4, 6).t(), torch.nn.Parameter(torch.zeros(2)), leaf, leaf * 2,
+        torch.empty(0), torch.zeros((), dtype=torch.int64), inference, torch.nn.Buffer(torch.zeros(1)),
+    ]  # fmt: skip
+
+
+def test_it_finds_where_tensors_of_all_kinds_lie() -> None:
+    leaf = torch.zeros(3, requires_grad=True)
+    leaf.sum().backward()
+    assert leaf.grad is not None  # the Python object goes, and another one comes for the same tensor
+    anywhere = {"segments": [1, 0, 1, 2, 2, 1, 0, 1, 1, 1], "bound": [1, 0]}
+
+    for each in [*tensors(), leaf.grad, leaf.detach()]:
+        told = Told(numbers=array.array("Q", Told().numbers(**anywhere)))
+        told.bind(inputs=[each])
+        assert told.words[0] == each.data_ptr()
+
+
 def test_all_that_follows_what_has_moved_is_written_and_then_it_is_launched() -> None:
     told = Told()
     at, to = told.input.data_ptr(), told.memory.data_ptr()

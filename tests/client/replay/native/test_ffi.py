@@ -39,33 +39,6 @@ def compiled(compiled_helper: Path) -> TensorOps:
     return loaded(helper)
 
 
-def tensors() -> list[Any]:
-    """Return tensors of all kinds that Inductor is given."""
-    base = torch.arange(24.0)
-    leaf = torch.zeros(3, requires_grad=True)
-    with torch.inference_mode():
-        inference = torch.zeros(2)
-    return [
-        base, base[5:], base.view(4, 6).t(), torch.nn.Parameter(torch.zeros(2)), leaf, leaf * 2,
-        torch.empty(0), torch.zeros((), dtype=torch.int64), inference, torch.nn.Buffer(torch.zeros(1)),
-    ]  # fmt: skip
-
-
-def test_it_finds_where_tensors_of_all_kinds_lie(compiled: TensorOps) -> None:
-    leaf = torch.zeros(3, requires_grad=True)
-    leaf.sum().backward()
-    assert leaf.grad is not None  # the Python object goes, and another one comes for the same tensor
-    given_tensors = [*tensors(), leaf.grad, leaf.detach()]
-
-    places = compiled._module.data_pointers(given_tensors)
-
-    assert places == [each.data_ptr() for each in given_tensors]
-    leaf.data = torch.ones(3)
-    assert compiled._module.data_pointers([leaf]) == [leaf.data_ptr()]
-    with pytest.raises(TypeError, match="not a tensor"):
-        compiled._module.data_pointers([5])
-
-
 @settings(deadline=None)
 @given(st.data())
 def test_it_makes_the_tensors_that_torch_makes(compiled: TensorOps, data: st.DataObject) -> None:
