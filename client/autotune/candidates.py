@@ -54,7 +54,6 @@ class Candidates:
         """Return the callable of a deployment."""
         return self.relocate.run if deployment is Deployment.GRAPH else self.launch
 
-    def deploy(self, deployment: Deployment) -> Runnable:
-        """Return the callable of a deployment, and release the memory that the other one holds."""
+    def deploy(self, deployment: Deployment) -> None:
+        """Release the memory that the other deployment than this holds."""
         self.relocate.trim() if deployment is Deployment.GRAPH else self.relocate.close()
-        return self.runnable(deployment)

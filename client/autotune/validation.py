@@ -67,7 +67,9 @@ class Validation:
             self._in_timed_call.release()
 
     def _timed_call(self, inputs: list[Any]) -> Any:
-        if self._deployment is Deployment.GRAPH and self._guarded(self._is_helper_coming):
+        if self._deployment is Deployment.GRAPH and self._guarded(
+            lambda: is_helper_coming(self._decisions.report)
+        ):
             return self._call(inputs)  # as KERNELS, whose times say nothing of a GRAPH
         self._calls += 1
         if sizes_of(inputs) != self._sizes or self._calls > MAX_CALLS:
@@ -77,9 +79,6 @@ class Validation:
         if self._finish is None or self._trial.is_in_a_capture():
             return self._call(inputs)
         return self._trial.call(inputs)
-
-    def _is_helper_coming(self) -> bool:
-        return is_helper_coming(self._decisions.report)
 
     def _judge(self) -> None:
         """Compare the samples with the cost; a difference counts only if a second trial confirms it."""

@@ -160,10 +160,8 @@ class ShapeDispatcher:
         calls = self._count(sizes)
         if calls < self._bounds.calls:
             return NOT_YET
-        if self._is_used_up():
-            return TOO_MANY
-        if not self._has_time():
-            return NO_TIME
+        if reason := self._why_no_more():
+            return reason
         if len(self._decided) < self._bounds.sizes:
             return None
         return TOO_MANY if calls < self._calls_to_make_room() else self._make_room()
@@ -171,27 +169,21 @@ class ShapeDispatcher:
     def _recalled(self, sizes: Sizes) -> DecidedSize | None:
         """Return the decision of the cache for a size at its first call, if there is room for one more."""
         is_asked = self._recall is not None and self._seen[sizes] == 1 and self._unknown < MAX_UNKNOWN
-        if (
-            not is_asked
-            or len(self._decided) >= self._bounds.sizes
-            or self._is_used_up()
-            or not self._has_time()
-        ):
+        if not is_asked or len(self._decided) >= self._bounds.sizes or self._why_no_more():
             return None
         recall = self._recall
         known = self._guarded(lambda: recall and recall(sizes))
         self._unknown += 1 if known is None else -1
         return known
 
-    def _is_used_up(self) -> bool:
-        return self._setups >= SETUPS_PER_SIZE * self._bounds.sizes
-
-    def _has_time(self) -> bool:
+    def _why_no_more(self) -> str | None:
+        if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
+            return TOO_MANY
         now_s, recorded_ms = self._clock(), self._report.recording_ms
         paid_s = RECORDING_SHARE * (now_s - self._told_at_s)
         self._debt_s = max(self._debt_s - paid_s, 0.0) + (recorded_ms - self._told_ms) / 1e3
         self._told_at_s, self._told_ms = now_s, recorded_ms
-        return self._debt_s <= RECORDING_ALLOWANCE_S
+        return NO_TIME if self._debt_s > RECORDING_ALLOWANCE_S else None
 
     def _calls_to_make_room(self) -> int:
         """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.

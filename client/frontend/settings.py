@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.backend import vouched_operators
 from pygraphd.client.common import log
@@ -30,7 +30,7 @@ from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.sizes import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DISABLE = "PYGRAPH_DISABLE"
 TRUST = "PYGRAPH_TRUST"
@@ -53,6 +53,7 @@ MOST = 10_000
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
 _ON = frozenset({"1", "on", "true", "yes"})
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,9 @@ def read(environ: Mapping[str, str]) -> Options:
         relocate=relocate,
         placement=placement and relocate,  # for the sake of graphs, and of nothing else
         graph_ops=_operators(environ, misread),
-        recheck_s=_duration(RECHECK, environ, misread, default=RECHECK_S),
-        max_age_s=_duration(MAX_AGE, environ, misread, default=MAX_AGE_S),
-        memory_bytes=_memory(environ, misread),
+        recheck_s=_parsed(RECHECK, environ, misread, parse_duration, RECHECK_S),
+        max_age_s=_parsed(MAX_AGE, environ, misread, parse_duration, MAX_AGE_S),
+        memory_bytes=_parsed(MEMORY, environ, misread, parse_size, 0),
         sizes=Bounds(
             sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),
             calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
@@ -157,19 +158,12 @@ def _number(name: str, environ: Mapping[str, str], misread: list[str], *, defaul
     return number
 
 
-def _duration(name: str, environ: Mapping[str, str], misread: list[str], *, default: float) -> float:
+def _parsed(
+    name: str, environ: Mapping[str, str], misread: list[str], parse: Callable[[str], _T], default: _T
+) -> _T:
     value = environ.get(name, "").strip()
     try:
-        return parse_duration(value) if value else default
+        return parse(value) if value else default
     except ValueError as error:
         misread.append(f"{name}: {error}")
         return default
-
-
-def _memory(environ: Mapping[str, str], misread: list[str]) -> int:
-    value = environ.get(MEMORY, "").strip()
-    try:
-        return parse_size(value) if value else 0
-    except ValueError as error:
-        misread.append(f"{MEMORY}: {error}")
-        return 0

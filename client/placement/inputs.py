@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch.fx import Graph, Node
 
     from pygraphd.client.placement.hoist import Group
-    from pygraphd.client.placement.upload import Pack
 
     Send = Callable[[Graph, torch.device, list[Node], str], list[Node]]
     """Adds nodes that send values to a GPU, for a graph of the given name; returns the nodes of the sent values."""
@@ -252,7 +251,8 @@ def _send(graph: Graph, device: torch.device, values: list[Node], name: str) -> 
     there: dict[int, Node] = {}
     for number, pack in enumerate(packs(specs)):
         together = graph.call_function(operator.getitem, (sent, number))
-        together.meta["val"] = torch_private.fake_on(device, _like(values, pack))
+        like = fx_utils.fake(values[pack.values[0].index]).new_empty(pack.length)
+        together.meta["val"] = torch_private.fake_on(device, like)
         sent.meta["val"].append(together.meta["val"])
         for each in pack.values:
             there[each.index] = fx_utils.add_slice(
@@ -270,10 +270,6 @@ def _copy(graph: Graph, device: torch.device, values: list[Node], name: str) -> 
         there.append(graph.call_function(torch.ops.prims.device_put.default, (kept, device, True)))
         there[-1].meta["val"] = torch_private.fake_on(device, fx_utils.fake(kept))
     return there
-
-
-def _like(values: Sequence[Node], pack: Pack) -> torch.Tensor:
-    return fx_utils.fake(values[pack.values[0].index]).new_empty(pack.length)
 
 
 def _graph_name(graph: Graph) -> str:

@@ -118,7 +118,7 @@ class Sender:
         self, values: list[torch.Tensor], device: torch.device, specs: str, graph: str
     ) -> list[torch.Tensor] | None:
         """Return the packs from the cache or newly sent; None if the values must be copied plainly on the stream."""
-        if _is_capturing(device):
+        if device.type == "cuda" and torch_private.in_capture()():
             return None  # the user's graph would replay today's bytes
         pointers = [value.data_ptr() if value.is_cpu and not value.is_pinned() else 0 for value in values]
         if not all(pointers):
@@ -169,10 +169,6 @@ def _copy_each(pack: Pack, values: Sequence[torch.Tensor], device: torch.device)
     for each in pack.values:
         there[each.start : each.start + each.length] = values[each.index].detach().reshape(-1)
     return there
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch_private.in_capture()()
 
 
 sender = Sender()

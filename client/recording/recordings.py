@@ -6,6 +6,7 @@ KERNELS, and is counted as a fallback with the reason.
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from typing import TYPE_CHECKING, Any
@@ -118,7 +119,7 @@ class Recordings:
         ops = helper.ops(self._report.count_failure)
         if ops is None:
             return self._until_recorded()
-        return ops.running(self._fused, self._integers, conditions, self)
+        return functools.partial(ops.run, self._fused, self._integers, conditions, self)
 
     def _until_recorded(self) -> Runnable:
         run: Runnable | None = None

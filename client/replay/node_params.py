@@ -85,7 +85,8 @@ class Parameters:
     def __init__(self, driver: Driver, graph: int) -> None:
         """Read a graph's nodes; raises `NotRelocatableError` or `DriverError`."""
         self._driver = driver
-        self._nodes = _read_all(driver, graph)
+        read = (_read(driver, handle) for handle in driver.nodes(graph))
+        self._nodes = [node for node in read if node is not None]
         self._begins = [*itertools.accumulate((node.words for node in self._nodes), initial=0)][:-1]
         """For each node, the index of its first word."""
         self._context = driver.context()
@@ -184,10 +185,6 @@ def _kind(driver: Driver, handle: int) -> tuple[object, ...]:
 
 def _kind_of(node_type: NodeType, struct: Struct | None) -> tuple[object, ...]:
     return (node_type, struct.func, struct.kern) if isinstance(struct, KernelNodeParams) else (node_type,)
-
-
-def _read_all(driver: Driver, graph: int) -> list[_Node]:
-    return [node for handle in driver.nodes(graph) if (node := _read(driver, handle)) is not None]
 
 
 def _read(driver: Driver, handle: int) -> _Node | None:

@@ -158,10 +158,6 @@ def _is_beyond(value: int, end: int) -> bool:
     return value > end or (value == end and not value % PAGE)
 
 
-def _at(words: Sequence[int], indices: range) -> Sequence[int]:
-    return words[indices.start : indices.stop : indices.step]
-
-
 def outside(
     words: Sequence[int], candidates: Iterable[tuple[range, int]], segments: Iterable[SegmentRange]
 ) -> set[int]:
@@ -171,7 +167,7 @@ def outside(
     ends = [-1, *(segment.span.end for segment in ordered)]
     values: set[int] = set()
     for indices, _ in candidates:
-        values.update(_at(words, indices))
+        values.update(words[indices.start : indices.stop : indices.step])
     return {value for value in values if _is_beyond(value, ends[bisect.bisect_right(starts, value)])}
 
 

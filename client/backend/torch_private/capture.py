@@ -77,7 +77,8 @@ def capturing(
     """
     own_pool = torch.cuda.graph_pool_handle()  # the graph needs a pool; nothing is allocated from it
     ended = False
-    begun_with = _default_state(device_index) if generators else None
+    default: Any = torch.cuda.default_generators[device_index] if generators else None
+    begun_with = default.graphsafe_get_state() if default is not None else None
     try:
         _begin_capture(graph, generators, pool=own_pool)
         try:
@@ -97,13 +98,9 @@ def capturing(
     finally:
         if begun_with is not None:
             # An operator that fails while it draws from another generator leaves that one as the device's default.
-            torch.cuda.default_generators[device_index].graphsafe_set_state(begun_with)
+            default.graphsafe_set_state(begun_with)
         if not ended:
             _clean_up_after_capture(graph, device_index, own_pool, generators)
-
-
-def _default_state(device_index: int) -> Any:
-    return torch.cuda.default_generators[device_index].graphsafe_get_state()
 
 
 def _begin_capture(graph: Any, generators: Sequence[torch.Generator] = (), **options: Any) -> None:

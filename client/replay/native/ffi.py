@@ -105,6 +105,13 @@ class TensorOps:
         """Returns the next number in the order of all calls."""
         self.bind: Callable[[Any, list[Any], list[Any], int], tuple[int, int] | None] = module.bind
         """Does what `Executables.bind` does for a table, inputs, memories and a stream; returns None if the call does not fit."""
+        self.run: Callable[..., Any] = module.run
+        """Serves a call: run(replays, integers, conditions, owner, inputs). The inputs at `integers` find the recording among `replays`.
+
+        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, or where a function in `conditions`
+        does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
+        `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
+        """
         self.table: Callable[..., Any] = module.table
         """Returns an executable table; `helper.c` lists its arguments, and `exec_cache.py` says what it does."""
 
@@ -130,21 +137,6 @@ class TensorOps:
         """Return a recording that serves calls by itself; raises LookupError as `filling` does."""
         made: Fused = self._module.FusedReplay(*parts._replace(pieces=self._plan(parts.pieces)))
         return made
-
-    def running(
-        self,
-        replays: dict[tuple[int, ...], Fused],
-        integers: list[int],
-        conditions: tuple[tuple[Callable[[], object], object], ...],
-        owner: Any,
-    ) -> Callable[[list[Any]], Any]:
-        """Return a callable that serves each call by one of `replays`, found by the integer inputs.
-
-        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, or where a function in `conditions`
-        does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
-        `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
-        """
-        return functools.partial(self._module.run, replays, integers, conditions, owner)
 
 
 COMPILING_S = 120.0
