@@ -5,7 +5,7 @@ The command is `pygraphd start --foreground`. If several processes start one at 
 
 from __future__ import annotations
 
-import math
+import fcntl
 import os
 import subprocess
 import sys
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.locations import environ_elsewhere
+from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 VARIABLE = "PYGRAPHD_AUTOSTART"
 # Where jobs run in a shared or passing machine, a process that outlives the job is a nuisance, or is killed with it.
@@ -27,21 +29,46 @@ STARTING_S = 10.0
 
 
 class Starting:
-    """Tells whether a daemon that this process has started may not answer yet."""
+    """Tells whether a daemon that does not answer is starting: this process has started it, or a process holds its lock."""
 
     def __init__(self) -> None:
-        self._began = -math.inf
+        self._began: float | None = None
+        self._held_since: float | None = None
 
     def begun(self) -> None:
         """Note that this process has started a daemon."""
         self._began = time.monotonic()
 
-    def is_under_way(self) -> bool:
-        """Return whether a daemon is about to answer; called when none does."""
-        return time.monotonic() - self._began < STARTING_S
+    def is_under_way(self, lock: Path) -> bool:
+        """Return whether a daemon is about to answer; called when none does. Raises nothing."""
+        now = time.monotonic()
+        if self._began is not None and now - self._began < STARTING_S:
+            return True
+        if not _is_held(lock):
+            self._held_since = None
+            return False
+        self._held_since = now if self._held_since is None else self._held_since
+        return now - self._held_since < STARTING_S
 
 
 starting = Starting()
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        descriptor = open_regular(lock)
+    except OSError:
+        return False
+    try:
+        # Shared and given back at once, so that who looks keeps nobody else from looking; who wants to hold it tries again.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def why_not(environ: Mapping[str, str]) -> str | None:

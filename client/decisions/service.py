@@ -142,7 +142,7 @@ class Cache:
             if error.unknown:
                 self._unknown.add(target)
                 self._fail(f"daemon: {OTHER_VERSION}", free=True)
-            elif not (error.absent and daemon_start.starting.is_under_way()):
+            elif not (error.absent and self._is_starting()):
                 self._fail(f"daemon: {error}", free=error.absent)
             return None
 
@@ -177,9 +177,12 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except Exception as error:  # noqa: BLE001 - whatever lies there
-            if not daemon_start.starting.is_under_way():  # else it is being made, or brought up to date
+            if not self._is_starting():  # else it is being made, or brought up to date
                 self._report.count_failure(f"database: {_told(error)}")
             return ()
+
+    def _is_starting(self) -> bool:
+        return daemon_start.starting.is_under_way(self._locations.lock)
 
     def _read_spool(self, environment: str) -> dict[str, Entry]:
         # Once for a process: what it leaves there itself is added as it goes.

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.cli import lifecycle
+from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.service import Cache
 from pygraphd.daemon import control
 from pygraphd.daemon.lock import Activity, activity_of_holder
 from pygraphd.schema.messages import encode
@@ -67,6 +69,23 @@ def test_a_program_that_starts_its_daemon_counts_no_failure(
     assert (reason, failures) == (None, {})
     assert version is not None
     assert asked > 1, "it answered at once, so nothing was seen of its start"
+
+
+def test_a_program_whose_daemon_somebody_else_starts_counts_none_either(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    environment = make_request().environment
+    cache = Cache(home.locations, "here", report := Report())
+    holder = home.locations.lock.with_suffix(".pid")
+
+    home.spawn()
+    home.wait_until(holder.exists)  # from here on the lock is held
+    while control.ping(home.locations.socket) is None:
+        cache.lookup(environment, ["a" * 64])
+        assert not home.processes[0].poll()
+    cache.lookup(environment, ["a" * 64])
+
+    assert (dict(report.failures), report.daemon_version is not None) == ({}, True)
 
 
 # A daemon whose database takes as long to check as the file of the gate is not there.

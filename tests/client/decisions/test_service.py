@@ -20,6 +20,7 @@ from pygraphd.client.decisions import daemon_start, spool
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.decisions.transport import Transport
 from pygraphd.client.replay.native import build
+from pygraphd.daemon.lock import acquire
 from pygraphd.schema import messages, offline
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
@@ -360,13 +361,15 @@ def test_what_an_older_client_has_spooled_is_passed_over(places: Locations) -> N
 
 
 @pytest.fixture
-def starting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process just have started a daemon."""
-    monkeypatch.setattr(daemon_start, "starting", daemon_start.Starting())
-    daemon_start.starting.begun()
+def held(places: Locations) -> Iterator[None]:
+    """The lock is held as a daemon holds it before it answers."""
+    lock = acquire(places)
+    assert lock is not None
+    with lock:
+        yield
 
 
-@pytest.mark.usefixtures("starting")
+@pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("content", [None, b"", b"half a database" * 100])
 def test_a_daemon_that_is_starting_is_no_failure(places: Locations, content: bytes | None) -> None:
     if content is not None:
@@ -380,7 +383,7 @@ def test_a_daemon_that_is_starting_is_no_failure(places: Locations, content: byt
     assert (dict(report.failures), report.counts["spooled"]) == ({}, 1)
 
 
-@pytest.mark.usefixtures("starting")
+@pytest.mark.usefixtures("held")
 def test_one_that_takes_too_long_is(places: Locations, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon_start, "STARTING_S", 0.0)
     cache = Cache(places, "host", report := Report())
@@ -388,6 +391,28 @@ def test_one_that_takes_too_long_is(places: Locations, monkeypatch: pytest.Monke
     cache.lookup(ENVIRONMENT, [GRAPH])
 
     assert report.failures == {"daemon: no daemon": 1}
+
+
+def test_one_that_has_ended_is(places: Locations) -> None:
+    lock = acquire(places)
+    assert lock is not None
+    lock.close()  # its lock file stays
+    cache = Cache(places, "host", report := Report())
+
+    cache.lookup(ENVIRONMENT, [GRAPH])
+
+    assert report.failures == {"daemon: no daemon": 1}
+
+
+def test_looking_takes_the_lock_from_nobody(places: Locations) -> None:
+    places.lock.touch()
+    cache = Cache(places, "host", Report())
+
+    cache.lookup(ENVIRONMENT, [GRAPH])
+
+    lock = acquire(places)
+    assert lock is not None
+    lock.close()
 
 
 WITHOUT_RIGHTS = """
