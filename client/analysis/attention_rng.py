@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """An attention operator: the position of its `dropout_p`, and the results that it writes only if that is not 0, or never."""
+    """An attention operator: the position of its `dropout_p`, and the results that it writes only if that is not 0, or never in full."""
 
     dropout: int
     if_it_drops: frozenset[int]
@@ -31,7 +31,8 @@ _OPERATORS = {
     "_scaled_dot_product_flash_attention": _Attention(3, frozenset({6}), frozenset({7})),
     "_scaled_dot_product_cudnn_attention": _Attention(5, frozenset({6, 7}), frozenset()),
     _EFFICIENT: _Attention(5, frozenset({2, 3}), frozenset()),
-    _LENGTHS: _Attention(8, frozenset({2, 3}), frozenset()),
+    # Its sums of exponentials (1) have room for the longest sequence, and are written and read as far as each one goes.
+    _LENGTHS: _Attention(8, frozenset({2, 3}), frozenset({1})),
 }
 _CALL = re.compile(
     rf"^ +(\w+) = torch\.ops\.aten\.({'|'.join(_OPERATORS)})\.default\(([^()]*)\)", re.MULTILINE
@@ -44,7 +45,7 @@ _NAMED_DROPOUT = re.compile(r"dropout_p = (.*)")
 
 
 def undefined_outputs(text: str) -> frozenset[int]:
-    """Return the indices of outputs of a printed graph that no kernel writes. Unknown uses of an operator are left out."""
+    """Return the indices of outputs of a printed graph that no kernel writes in full. Unknown uses of an operator are left out."""
     calls = {
         name: _unwritten(_OPERATORS[operator], arguments) for name, operator, arguments in _CALL.findall(text)
     }

@@ -44,8 +44,8 @@ class GraphModule(torch.nn.Module):
         (CUDNN, "q, k, v, None, True, 0.1", set()),
         (EFFICIENT, "q, k, v, None, True, 0.0", {5}),
         (EFFICIENT, "q, k, v, None, True, 0.1", set()),
-        (LENGTHS, "q, k, v, None, begins, begins, 7, 7, 0.0, 0, True, scale = 0.5", {5}),
-        (LENGTHS, "q, k, v, None, begins, begins, 7, 7, 0.1, 0, True", set()),
+        (LENGTHS, "q, k, v, None, begins, begins, 7, 7, 0.0, 0, True, scale = 0.5", {4, 5}),
+        (LENGTHS, "q, k, v, None, begins, begins, 7, 7, 0.1, 0, True", {4}),
         ("_scaled_dot_product_fused_attention_overrideable", "q, k, v", set()),
     ],
 )
