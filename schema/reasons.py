@@ -78,12 +78,14 @@ class ReasonCode(enum.StrEnum):
     RECORDING_FAILED = "recording_failed", "its recording failed: {}"
     VERIFICATION_FAILED = "verification_failed", "its verification failed: {}"
     RESULTS_DIFFER = "results_differ", "its recording computes something else: {}"
+    COLLECTIVES = "collectives", "its collectives cannot be captured: {}"
     BOUND_REACHED = "bound_reached", "it is not recorded any more: {}"
 
     # --- process groups ---
     RANKS_UNREACHABLE = "ranks_unreachable", "ranks: the group's store could not be asked"
     RANKS_UNDECIDED = "ranks_undecided", "ranks: the program ended before there was a decision"
     RANKS_LATE = "ranks_late", "ranks: no decision within {}"
+    RANKS_NOT_RECORDED = "ranks_not_recorded", "ranks: it was not recorded by all of them: {}"
     RANKS_NOT_OFFERED = "ranks_not_offered", "ranks: {} was decided, and cannot be had here"
 
     # --- why a stored decision was not used as it was ---

@@ -41,3 +41,16 @@ class TransientError(NotRelocatableError):
 
 class NoMemoryError(TransientError):
     """There is not enough free memory for recording and for the call that follows."""
+
+
+class RanksError(FallbackError):
+    """Not all ranks record a graph with collectives in this call; the text is the reason."""
+
+    def __init__(self, reason: str, *, for_good: bool = False) -> None:
+        super().__init__(reason)
+        self.for_good = for_good
+        """Whether none of them is to try again."""
+
+
+class StuckError(RanksError):
+    """The GPU waits for another rank. What its work refers to must stay: to give memory back would wait for the GPU, without a limit."""

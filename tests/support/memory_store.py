@@ -28,6 +28,13 @@ class MemoryStore:
         self._fail(takes_effect=True)
         return self.values.get(key, expected.encode())
 
+    def add(self, key: str, amount: int) -> int:
+        self._fail(takes_effect=False)
+        total = int(self.values.get(key, b"0")) + amount
+        self.values[key] = str(total).encode()
+        self._fail(takes_effect=True)
+        return total
+
     def _fail(self, *, takes_effect: bool) -> None:
         self.operations += not takes_effect
         if self.failing.get(self.operations) is takes_effect:

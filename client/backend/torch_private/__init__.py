@@ -17,7 +17,7 @@ from pygraphd.client.backend.torch_private.capture import (
     history_is_recorded, in_capture, release_pool, stream_watch,
 )
 from pygraphd.client.backend.torch_private.compiled_facts import CompiledFacts, PartitionMap, facts
-from pygraphd.client.backend.torch_private.distributed import default_store
+from pygraphd.client.backend.torch_private.distributed import before_groups_end, default_store, group_on_gpus
 from pygraphd.client.backend.torch_private.inductor import (
     Cudagraphify, Runnable, align_inputs, compile_with_inductor, count_in_compilation, counted_in_compilation, cuda_is_set_up, cudagraphs_asked,
     graph_breaks, inductor_cache, install, is_in_subgraph, is_ours, is_own_file, kernel_options, note_ours,

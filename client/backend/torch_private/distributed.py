@@ -1,11 +1,54 @@
-"""Reaches the store of the default process group."""
+"""Reaches the store of the default process group, and the groups of collectives."""
 
 from __future__ import annotations
 
+import functools
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def default_store() -> Any:
     """Return the store of the default process group, which must be there."""
-    return importlib.import_module("torch.distributed.distributed_c10d")._get_default_store()
+    return _c10d()._get_default_store()
+
+
+def group_on_gpus(name: str) -> tuple[int, float, str]:
+    """Return the size of a process group, its timeout in seconds, and the class that serves it on GPUs; raises what c10d raises."""
+    backend = _c10d()._resolve_process_group(name)._get_backend(torch.device("cuda"))
+    return backend.size(), backend.options._timeout.total_seconds(), type(backend).__name__
+
+
+def before_groups_end(action: Callable[[], object]) -> Callable[[], None]:
+    """Have `action` be called before a process group shuts down; return a function that undoes that.
+
+    `destroy_process_group` itself may have been imported by name already.
+    """
+    owners = [(torch.distributed.ProcessGroup, "shutdown"), (_c10d(), "_shutdown_backend")]
+    undo = [_before(owner, name, action) for owner, name in owners if hasattr(owner, name)]
+
+    def stop() -> None:
+        for each in undo:
+            each()
+
+    return stop
+
+
+def _before(owner: Any, name: str, action: Callable[[], object]) -> Callable[[], None]:
+    original, before = getattr(owner, name), vars(owner)[name]
+
+    @functools.wraps(original)
+    def hooked(*arguments: Any, **named: Any) -> Any:
+        action()
+        return original(*arguments, **named)
+
+    setattr(owner, name, hooked)
+    return lambda: setattr(owner, name, before)
+
+
+def _c10d() -> Any:
+    return importlib.import_module("torch.distributed.distributed_c10d")

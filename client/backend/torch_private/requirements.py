@@ -79,6 +79,8 @@ ARTIFACTS_REQUIRED = (
 
 GROUP_REQUIRED = (
     ("torch.distributed.distributed_c10d", "_get_default_store"),
+    ("torch.distributed.distributed_c10d", "_resolve_process_group"),
+    ("torch.distributed", "ProcessGroup._get_backend"),
     ("torch.distributed", "Store.clone"),
     ("torch.distributed", "PrefixStore.underlying_store"),
     ("torch.distributed", "TCPStore"),

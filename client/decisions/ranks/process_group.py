@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.decisions.ranks.consensus import ALONE, WAIT_LIMIT_S, Agreement
+from pygraphd.client.decisions.ranks.lockstep import Lockstep
 from pygraphd.client.decisions.ranks.write_once import OPERATION_S, Registers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pygraphd.client.common.report import Report
     from pygraphd.client.decisions.ranks.consensus import RankRole
@@ -22,6 +25,16 @@ if TYPE_CHECKING:
 
 PREFIX = "pygraph/2"
 """Prefix of our keys in the store. Its number changes whenever the meaning of a register does."""
+GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
+"""With 1, NCCL registers memory in captures: other ranks learn its addresses, which cannot move then, and all ranks have to capture at once."""
+MAX_LATE = 3
+"""Attempts with ranks that are late, after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
+TOO_LATE = f"ranks were late {MAX_LATE} times"
+_CAPTURED = tuple(
+    f"_c10d_functional::{each}" for each in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+)
+"""How the names of operators begin that may be captured. Each ends on a rank only when all have begun it, so that ranks whose GPUs are idle
+have come equally far. That does not hold for a broadcast."""
 
 
 class GroupStore:
@@ -70,6 +83,36 @@ class Groups:
         self._operation_s = operation_s
         self._store: GroupStore | None = None
         self._agreement: Agreement | None = None
+        self._attempts = Counter[str]()
+        self.late = 0
+        """Attempts at any graph for which other ranks were waited for in vain."""
+
+    def lockstep(self, collectives: Collection[tuple[str, str]], graph: str) -> Lockstep:
+        """Return the next attempt to record a graph that calls `collectives`, each an operator and the name of its group.
+
+        Raises NotRelocatableError if they cannot be captured.
+        """
+        others = [operator for operator, _ in sorted(collectives) if not operator.startswith(_CAPTURED)]
+        if others:
+            raise NotRelocatableError(f"it calls {others[0]}")
+        names = {group for _, group in collectives}
+        agreement = self.agreement() if len(names) == 1 else None
+        if agreement is None:
+            raise NotRelocatableError(f"{len(names)} process groups, or no group of several ranks")
+        (name,) = names
+        try:
+            size, timeout_s, kind = torch_private.group_on_gpus(name)
+        except Exception as error:  # c10d raises several, and the group may have no backend for GPUs
+            raise NotRelocatableError(f"its process group was not found: {type(error).__name__}") from error
+        if kind != "ProcessGroupNCCL":
+            raise NotRelocatableError(f"its group is served by {kind}")
+        self._attempts[graph] += 1
+        attempt = f"recorded/{name}/{graph}/{self._attempts[graph]}"
+        lockstep = Lockstep(agreement.registers, attempt, size, timeout_s)
+        if reason := _setting_against(size) or (TOO_LATE if self.late >= MAX_LATE else None):
+            lockstep.refuse(reason, for_good=True)
+            raise NotRelocatableError(reason)
+        return lockstep
 
     def role(self, leader_key: str, graphs: Sequence[Graph], environment: Environment) -> RankRole:
         """Return the role of this process for some graphs; without a process group it decides alone.
@@ -98,6 +141,22 @@ class Groups:
             registers = Registers(self._store.connect, name, self._operation_s)
             self._agreement = Agreement(registers, self._report, self._wait_limit_s)
         return self._agreement
+
+
+def _setting_against(ranks: int) -> str | None:
+    """Return why NCCL, as it is set in this process, may tell other ranks the addresses of captured memory; None if it does not."""
+    register, nvls, hook = (
+        os.environ.get(each, "")
+        for each in (GRAPH_REGISTER, "NCCL_NVLS_ENABLE", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
+    )
+    if register != "0":
+        return f"{GRAPH_REGISTER}={register}"
+    if hook not in {"", "0"}:
+        return "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+    # NCCL takes NVLink multicast for more than two GPUs from Hopper on.
+    if nvls != "0" and ranks > 2 and torch.cuda.get_device_capability() >= (9, 0):
+        return "NVLink multicast may be in use (NCCL_NVLS_ENABLE=0 switches it off)"
+    return None
 
 
 def _several_ranks() -> bool:

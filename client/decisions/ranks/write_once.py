@@ -64,6 +64,19 @@ class Registers:
         """Write the decision for a graph unless there is one; return the one that holds."""
         return _decode(self._write(f"decided/{graph}", json.dumps(dataclasses.asdict(verdict))))
 
+    def count(self, key: str, votes: int) -> int:
+        """Add votes to a counter; return the sum. An operation that raises may have been counted."""
+        return within(self._limit_s, lambda: int(self._connect().add(key, votes)))
+
+    def settle(self, key: str, value: str) -> str:
+        """Write a value unless there is one; return the one that holds."""
+        return _text(self._write(key, value))
+
+    def settled(self, key: str) -> str | None:
+        """Return a value that was settled, or None."""
+        data = within(self._limit_s, lambda: self._read(key))
+        return None if data is None else _text(data)
+
     def _read(self, key: str) -> bytes | None:
         # `get` alone would wait for the key. What is there once stays.
         store = self._connect()
@@ -71,6 +84,13 @@ class Registers:
 
     def _write(self, key: str, value: str) -> bytes:
         return within(self._limit_s, lambda: bytes(self._connect().compare_set(key, "", value)))
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RegisterError("a register was not understood") from error
 
 
 def _decode(data: bytes) -> Verdict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import importlib
@@ -9,14 +10,22 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.common.report import Report
-from pygraphd.client.decisions.ranks.process_group import Groups, GroupStore
+from pygraphd.client.decisions.ranks.process_group import (
+    GRAPH_REGISTER,
+    MAX_LATE,
+    TOO_LATE,
+    Groups,
+    GroupStore,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -159,3 +168,130 @@ def test_a_fork_does_not_talk_over_its_parents_connection(monkeypatch: pytest.Mo
 
     with pytest.raises(ConnectionError, match="fork"):
         ours.connect().check(["key"])
+
+
+REDUCES = frozenset({("_c10d_functional::all_reduce_", "0")})
+
+
+@pytest.fixture
+def nccl(init: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Have a group whose collectives NCCL seems to serve, with settings under which they can be captured; return what it seems to be."""
+    init(dist.HashStore())
+    group = {"size": 2, "timeout_s": 60.0, "kind": "ProcessGroupNCCL"}
+    monkeypatch.setattr(torch_private, "group_on_gpus", lambda _: tuple(group.values()))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
+    monkeypatch.setenv(GRAPH_REGISTER, "0")
+    for name in ("NCCL_NVLS_ENABLE", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"):
+        monkeypatch.delenv(name, raising=False)
+    return group
+
+
+def test_each_attempt_at_a_graph_has_a_vote_of_its_own(groups: Groups, nccl: dict[str, Any]) -> None:
+    for _ in range(2):
+        groups.lockstep(REDUCES, GRAPH).refuse("not now")
+    groups.lockstep(REDUCES, HERE).refuse("not now")
+
+    keys = [f"pygraph/2/recorded/0/{graph}/{n}/captured" for graph, n in ((GRAPH, 1), (GRAPH, 2), (HERE, 1))]
+    assert torch_private.default_store().check(keys)
+    groups.lockstep(frozenset({("_c10d_functional::all_gather_into_tensor_out", "0")}), GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("collectives", "why"),
+    [
+        ({("symm_mem::one_shot_all_reduce", "0")}, "it calls symm_mem::one_shot_all_reduce"),
+        ({("_c10d_functional::broadcast_", "0")}, "it calls _c10d_functional::broadcast_"),
+        ({*REDUCES, ("_c10d_functional::all_reduce_", "1")}, "2 process groups"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_before(
+    groups: Groups, nccl: dict[str, Any], collectives: set[tuple[str, str]], why: str
+) -> None:
+    with pytest.raises(NotRelocatableError, match=why):
+        groups.lockstep(collectives, GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ranks", "why"),
+    [
+        (GRAPH_REGISTER, "1", 2, "NCCL_GRAPH_REGISTER=1"),
+        ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "1", 2, "ALLOCATOR_HOOK"),
+        ("NCCL_NVLS_ENABLE", "2", 4, "multicast"),
+        ("NCCL_NVLS_ENABLE", "2", 2, None),
+        ("NCCL_NVLS_ENABLE", "0", 4, None),
+    ],
+)
+def test_settings_of_nccl_by_which_others_know_addresses_are_refused_for_all(
+    groups: Groups, nccl: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, value: str, ranks: int, why: str | None
+) -> None:  # fmt: skip
+    monkeypatch.setenv(name, value)
+    nccl["size"] = ranks
+
+    with pytest.raises(NotRelocatableError, match=why) if why else contextlib.nullcontext():
+        groups.lockstep(REDUCES, GRAPH)
+
+    key = f"pygraph/2/recorded/0/{GRAPH}/1/captured"
+    assert torch_private.default_store().check([key]) is bool(why)
+
+
+def test_after_a_few_attempts_in_vain_none_is_made(groups: Groups, nccl: dict[str, Any]) -> None:
+    groups.late = MAX_LATE
+
+    with pytest.raises(NotRelocatableError, match="late"):
+        groups.lockstep(REDUCES, GRAPH)
+
+    key = f"pygraph/2/recorded/0/{GRAPH}/1/captured"
+    assert torch_private.default_store().get(key) == f"never: {TOO_LATE}".encode()
+
+
+def test_another_backend_than_nccl_is_refused(groups: Groups, nccl: dict[str, Any]) -> None:
+    nccl["kind"] = "ProcessGroupWrapper"  # TORCH_DISTRIBUTED_DEBUG=DETAIL, which adds collectives of its own
+
+    with pytest.raises(NotRelocatableError, match="served by ProcessGroupWrapper"):
+        groups.lockstep(REDUCES, GRAPH)
+
+
+def test_a_group_that_is_not_there_is_refused(groups: Groups, init: Callable[..., None]) -> None:
+    init(dist.HashStore())
+
+    with pytest.raises(NotRelocatableError, match="its process group was not found"):
+        groups.lockstep(frozenset({("_c10d_functional::all_reduce_", "nowhere")}), GRAPH)
+
+
+def test_without_several_ranks_there_is_nothing_to_record_together(
+    groups: Groups, init: Callable[..., None]
+) -> None:
+    init(dist.HashStore(), 1)
+
+    with pytest.raises(NotRelocatableError, match="no group of several ranks"):
+        groups.lockstep(REDUCES, GRAPH)
+
+
+def test_what_has_to_end_before_a_group_does(init: Callable[..., None]) -> None:
+    from torch.distributed import destroy_process_group
+
+    seen: list[bool] = []
+    undo = torch_private.before_groups_end(lambda: seen.append(dist.is_initialized()))
+    try:
+        init(dist.HashStore())
+        destroy_process_group()
+    finally:
+        undo()
+    init(dist.HashStore())
+    destroy_process_group()
+
+    assert seen
+    assert all(seen)
+
+
+def test_the_group_of_a_collective_is_found_by_its_name(init: Callable[..., None]) -> None:
+    init(dist.HashStore())
+    store = dist.HashStore()
+    backend = dist.ProcessGroupGloo(store, 0, 1)
+    assert dist.group.WORLD is not None
+    dist.group.WORLD._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.GLOO, backend)
+
+    size, timeout_s, kind = torch_private.group_on_gpus(dist.group.WORLD.group_name)
+
+    assert (size, kind) == (1, "ProcessGroupGloo")
+    assert timeout_s > 0

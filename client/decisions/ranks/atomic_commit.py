@@ -1,0 +1,113 @@
+"""Atomic commit among the ranks of a process group: all of them take a step, or none does. Needs no torch.
+
+Each rank votes once. A vote for the step is counted, and the rank that completes the count writes COMMIT into a write-once register. A
+vote against writes ABORT, and so does a rank that has waited for the limit. The first write holds for all ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pygraphd.client.decisions.ranks.write_once import OPERATION_S, RegisterError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COMMIT = "commit"
+"""The content of a register if all ranks take the step; else it is the reason why none does."""
+LATE_END = " ranks came in time"
+LATE = "{} of {}" + LATE_END
+UNREACHABLE = "a rank could not reach the group's store"
+IN_DOUBT = "the group's store does not tell"
+FIRST_POLL_S = 0.0005
+LONGEST_POLL_S = 0.02
+"""Seconds between polls of a rank that waits, which grow twofold."""
+
+
+class Counters(Protocol):
+    """The part of `write_once.Registers` that a commit needs. Every method may raise RegisterError, whether or not it took effect."""
+
+    def count(self, key: str, votes: int) -> int:
+        """Add votes to a counter; return the sum."""
+
+    def settle(self, key: str, value: str) -> str:
+        """Write a value unless there is one; return the one that holds."""
+
+    def settled(self, key: str) -> str | None:
+        """Return the value, or None."""
+
+
+class Ballot:
+    """One rank's part in one atomic commit of `ranks` ranks: the first `poll` votes for it. Times are seconds of one monotonic clock.
+
+    A rank is in doubt if it has voted and the store does not answer after the limit. It asks on for `doubt_s` seconds, and then gives up.
+    """
+
+    def __init__(
+        self, counters: Counters, key: str, ranks: int, now: float, limit_s: float, doubt_s: float = 0.0
+    ) -> None:
+        self._counters = counters
+        self._key = key
+        self._ranks = ranks
+        self._deadline = now + limit_s
+        self._end = self._deadline + OPERATION_S + doubt_s
+        self._has_voted = False
+        self._is_counted = False
+        self._proposal: str | None = None
+        self._result: str | None = None
+
+    def poll(self, now: float) -> str | None:
+        """Make an operation of the store, or two at the limit; return COMMIT or the reason against it, None until that is known."""
+        if self._result is None:
+            try:
+                self._result = self._step(now)
+            except RegisterError:
+                # A vote that raised may have been counted. Only the register can tell; no other rank may have to wait for that.
+                if self._proposal is None and not self._is_counted:
+                    self._proposal = UNREACHABLE
+                if now >= self._end:
+                    self._result = IN_DOUBT
+        return self._result
+
+    def _step(self, now: float) -> str | None:
+        if not self._has_voted:
+            self._has_voted = True
+            votes = self._counters.count(self._votes, 1)
+            self._is_counted = True
+            self._proposal = COMMIT if votes == self._ranks else None
+            return None
+        if self._proposal is None and now >= self._deadline:
+            self._proposal = self._late()
+        if self._proposal is not None:
+            return self._counters.settle(self._key, self._proposal)
+        return self._counters.settled(self._key)
+
+    @property
+    def _votes(self) -> str:
+        return f"{self._key}/votes"
+
+    def _late(self) -> str:
+        try:
+            came: object = self._counters.count(self._votes, 0)
+        except RegisterError:
+            came = "some"
+        return LATE.format(came, self._ranks)
+
+    def vote_against(self, why: str) -> None:
+        """Vote against, instead of `poll`. Without this rank's vote there is no COMMIT, whether or not the store can be reached."""
+        try:
+            self._result = self._counters.settle(self._key, why)
+        except RegisterError:
+            self._result = why
+
+
+def waited_for(
+    ballot: Ballot, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Any] = time.sleep
+) -> str:
+    """Vote for a step; return COMMIT, or the reason why no rank takes it."""
+    pause = FIRST_POLL_S
+    while (result := ballot.poll(clock())) is None:
+        sleep(pause)
+        pause = min(2 * pause, LONGEST_POLL_S)
+    return result

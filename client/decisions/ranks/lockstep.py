@@ -1,0 +1,80 @@
+"""Has the ranks of a process group record a graph with collectives in the same call, or not at all. Needs no torch.
+
+The replay of a verification runs the collectives of its graph once more. So it would wait for ranks that do not replay, or take what
+they send for another collective. And a recording may send others wrong values while its own results are right. Two atomic commits keep
+the ranks together: before the first replay, and before any rank serves calls by its recording. A rank may launch alone at any later
+call, since launched and replayed collectives go together.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.backend.errors import RanksError
+from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LATE_END, Ballot, waited_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client.decisions.ranks.atomic_commit import Counters
+
+STEPS = (("captured", 10.0), ("compared", 30.0))
+"""Each step and the seconds that a rank waits there for others: a capture takes up to seconds, a comparison a few more."""
+NEVER = "never: "
+"""How a vote begins whose reason holds as long as its rank."""
+
+
+class Lockstep:
+    """One rank's attempt to record a graph with collectives, together with all ranks of the group of these collectives.
+
+    `attempt` is the same text on all ranks for the same attempt, and for no other. `timeout_s` is how long the group waits for a
+    collective. For as long a rank asks on that cannot find out whether the others replay: until then it can neither replay nor launch,
+    since either may meet what the others do.
+    """
+
+    def __init__(
+        self,
+        counters: Counters,
+        attempt: str,
+        ranks: int,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Any] = time.sleep,
+    ) -> None:
+        self._counters = counters
+        self._attempt = attempt
+        self._ranks = ranks
+        self.timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self.steps = 0
+        """The number of steps that all ranks have taken: after the first one, each of them runs the collectives once more."""
+        self.is_late = False
+        """Whether a rank has not come within the limit."""
+        self._is_over = False
+
+    def ballot(self) -> Ballot:
+        """Return this rank's part in the vote on the next step."""
+        name, limit_s = STEPS[self.steps]
+        doubt_s = 0.0 if self.steps else self.timeout_s
+        key = f"{self._attempt}/{name}"
+        return Ballot(self._counters, key, self._ranks, self._clock(), limit_s, doubt_s)
+
+    def go_on(self) -> None:
+        """Take the next step once all ranks do; raises RanksError if none does."""
+        self.note(waited_for(self.ballot(), self._clock, self._sleep))
+
+    def note(self, result: str) -> None:
+        """Note the result of a vote; raises RanksError unless the step is taken."""
+        self._is_over = result != COMMIT or self.steps + 1 == len(STEPS)
+        if result != COMMIT:
+            self.is_late = result.endswith(LATE_END)
+            raise RanksError(result.removeprefix(NEVER), for_good=result.startswith(NEVER))
+        self.steps += 1
+
+    def refuse(self, why: str, *, for_good: bool = False) -> None:
+        """Have no rank take the next step, unless that is known already."""
+        if not self._is_over:
+            self._is_over = True
+            self.ballot().vote_against(f"{NEVER}{why}" if for_good else why)
