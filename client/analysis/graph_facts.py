@@ -27,8 +27,8 @@ class GraphFacts:
     """Whether it is repeatable, or the user vouches for its other operators."""
     saved: frozenset[int] = frozenset()
     """Outputs that are saved for a backward, and that nothing else sees."""
-    collectives: tuple[str, ...] = ()
-    """A collective that the partition calls, or each of the graph's partitions, by name; empty texts: none."""
+    collectives: tuple[frozenset[tuple[str, str]], ...] = ()
+    """The collectives that the partition calls, or each of the graph's partitions, as (`namespace::operator`, name of the group)."""
     name: str = ""
     """The name of the graph in logs."""
     digest: str = "0" * 64

@@ -49,15 +49,25 @@ def _kind(facts: CompiledFacts) -> Kind:
 
 def _digest(facts: CompiledFacts, options: tuple[tuple[str, str], ...], kind: Kind, partition: int) -> str:
     return GraphFactors(
-        facts.text,
+        _with_numbered_groups(facts.text),
         kind,
         partition,
         facts.partitions,
         facts.static_inputs,
         facts.mutated_inputs,
         options,
-        facts.user_kernels,
+        _with_numbered_groups(facts.user_kernels),
     ).digest()
+
+
+def _with_numbered_groups(text: str) -> str:
+    """Return a text with the process groups of its collectives as g0, g1 and so on, so that ranks of parallel groups share a graph."""
+    numbers: dict[str, int] = {}
+    return _GROUP.sub(lambda found: f"{found[1]}'g{numbers.setdefault(found[2], len(numbers))}'", text)
+
+
+_GROUP = re.compile(r"(torch\.ops\.(?:_c10d_functional|_dtensor)\.\w+\.\w+\([^\n]*)'([^'\n]*)'")
+"""A collective up to the last text among its arguments, which names its group."""
 
 
 @functools.cache

@@ -81,8 +81,8 @@ def build(
     """
     try:
         if not facts.is_vouched:
-            _refuse_own_memory(driver, first)
-        return _build(driver, first, note, recapture, facts.saved)
+            _refuse_own_memory(driver, first, facts)
+        return _build(driver, first, note, recapture, facts)
     except BaseException:
         first.capture.discard(driver)
         raise
@@ -93,16 +93,16 @@ def _build(
     first: CapturedCall,
     note: Callable[[str], None],
     recapture: Recapture | None,
-    saved: frozenset[int],
+    facts: GraphFacts,
 ) -> Built:
     capture, inputs = first.capture, first.inputs
     devices = {value.device for value in (*inputs, *capture.outputs) if isinstance(value, torch.Tensor)}
     if len(devices) != 1:
         raise NotRelocatableError(f"it works on {len(devices)} devices")
     (device,) = devices
-    parameters = Parameters(driver, capture.graph)
+    parameters = Parameters(driver, capture.graph, may_reduce=any(facts.collectives))
     groups = input_groups(inputs)
-    sets = AliasSets(capture, saved)
+    sets = AliasSets(capture, facts.saved)
     outputs = sets.outputs(inputs, groups)
     memories, segments, bases = sets.memories(len(groups))
     if not len(parameters):
@@ -134,12 +134,12 @@ def _build(
     return Built(replay, device, len(parameters))
 
 
-def _refuse_own_memory(driver: Driver, first: CapturedCall) -> None:
+def _refuse_own_memory(driver: Driver, first: CapturedCall, facts: GraphFacts) -> None:
     """Raise NotRelocatableError if a graph works on memory that is neither an input nor allocated and given back within the call.
 
     An operator that nobody vouches for may replace a workspace of its own between two calls, and the graph would go on to write there.
     """
-    parameters = Parameters(driver, first.capture.graph)
+    parameters = Parameters(driver, first.capture.graph, may_reduce=any(facts.collectives))
     spans = [*(span for _, span in input_groups(first.inputs)), *first.capture.allocations]
     known = [SegmentRange(span, IN_PLACE) for span in spans]
     others = outside(parameters.words, parameters.candidates, known)

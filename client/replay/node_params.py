@@ -33,10 +33,17 @@ if TYPE_CHECKING:
 WORD = 8
 _ALIGNMENT = 64
 """Alignment of parameters in bytes: a parameter may be a tensor map, which needs this much."""
-_DOES_NOTHING = NodeType.EMPTY
+_EVENTS = frozenset({NodeType.WAIT_EVENT, NodeType.EVENT_RECORD})
+"""Nodes by which NCCL orders launches and replays of one communicator. Its event is the same wherever a graph is bound."""
+_UNWRITTEN = frozenset({NodeType.EMPTY, *_EVENTS})
 _COLLECTIVES = ("nccl", "nvshmem", "multimem", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-"""Parts of names of kernels that wait for other ranks, which would not take part in a trial."""
-
+"""Parts of names of kernels that wait for other ranks, which would not take part in a verification."""
+_OF_NCCL = "ncclDevKernel_"
+"""Part of the names of NCCL's kernels, but for those on symmetric memory, whose addresses the other ranks know."""
+_OF_INDUCTOR = "triton_"
+"""How names of Inductor's own kernels begin, which tell of the operators around them."""
+_NCCL_STORAGE = 16
+"""The offset of `workStorageType` in the parameters of NCCL's kernels, as 32 bits; 0: addresses follow in the parameters themselves."""
 
 _TRANSFORM = "fft"
 """Part of the names of cuFFT's kernels; other kernels that have it may be taken for one."""
@@ -82,10 +89,10 @@ class _Node:
 class Parameters:
     """The parameters of a graph's nodes, as `words`, and which of these may be addresses, as (indices, node) in `candidates`."""
 
-    def __init__(self, driver: Driver, graph: int) -> None:
-        """Read a graph's nodes; raises `NotRelocatableError` or `DriverError`."""
+    def __init__(self, driver: Driver, graph: int, *, may_reduce: bool = False) -> None:
+        """Read a graph's nodes; raises `NotRelocatableError` or `DriverError`. With `may_reduce`, they may be collectives of NCCL."""
         self._driver = driver
-        read = (_read(driver, handle) for handle in driver.nodes(graph))
+        read = (_read(driver, handle, may_reduce=may_reduce) for handle in driver.nodes(graph))
         self._nodes = [node for node in read if node is not None]
         self._begins = [*itertools.accumulate((node.words for node in self._nodes), initial=0)][:-1]
         """For each node, the index of its first word."""
@@ -99,7 +106,7 @@ class Parameters:
         """Return some words of another graph, by index here; None if it is not of the same kernels. Raises as the constructor does."""
         driver, mine = self._driver, self._nodes
         kinds = {handle: _kind(driver, handle) for handle in driver.nodes(graph)}
-        handles = [handle for handle, kind in kinds.items() if kind != (_DOES_NOTHING,)]
+        handles = [handle for handle, kind in kinds.items() if kind[0] not in _UNWRITTEN]
         if [kinds[handle] for handle in handles] != [node.kind for node in mine]:
             return None
         wanted: dict[int, list[int]] = {}
@@ -108,7 +115,7 @@ class Parameters:
         found: dict[int, int] = {}
         # To read what all nodes are given would take most of the time.
         for number, those in wanted.items():
-            node = _read(driver, handles[number])
+            node = _read(driver, handles[number], may_reduce=True)
             if node is None or node.form != mine[number].form:
                 return None
             words = memoryview(_laid_out([node])).cast("Q")
@@ -187,36 +194,41 @@ def _kind_of(node_type: NodeType, struct: Struct | None) -> tuple[object, ...]:
     return (node_type, struct.func, struct.kern) if isinstance(struct, KernelNodeParams) else (node_type,)
 
 
-def _read(driver: Driver, handle: int) -> _Node | None:
-    """Return the parameters of a node; None for an empty node; raises `NotRelocatableError`."""
+def _read(driver: Driver, handle: int, *, may_reduce: bool) -> _Node | None:
+    """Return the parameters of a node; None for one that has none to write; raises `NotRelocatableError`."""
     node_type = driver.node_type(handle)
     if node_type is NodeType.KERNEL:
-        return _read_kernel(driver, handle)
+        return _read_kernel(driver, handle, may_reduce=may_reduce)
     if node_type is NodeType.MEMCPY:
         return _read_memcpy(driver, handle)
     if node_type is NodeType.MEMSET:
         struct = driver.memset(handle)
         return _Node(handle, node_type, struct, (bytes(struct),), (range(1),))
-    if node_type is _DOES_NOTHING:
+    if node_type is NodeType.EMPTY or (may_reduce and node_type in _EVENTS):
         return None
     raise NotRelocatableError(f"it holds a {node_type.name} node")
 
 
-def _read_kernel(driver: Driver, handle: int) -> _Node:
+def _read_kernel(driver: Driver, handle: int, *, may_reduce: bool) -> _Node:
     struct = driver.kernel(handle)
     name = driver.kernel_name(struct)
-    if _is_collective(name):
-        raise NotRelocatableError(f"it holds a collective ({name})")
     blocks = driver.arguments(struct, name)
-    words = tuple(range(len(block) // WORD) for block in blocks)
     packed = not struct.kernelParams and bool(blocks)
+    if _is_collective(name) and not (may_reduce and packed and _OF_NCCL in name and _shows_work(blocks[0])):
+        raise NotRelocatableError(f"it holds a collective ({name})")
+    words = tuple(range(len(block) // WORD) for block in blocks)
     is_transform = _TRANSFORM in name
     return _Node(handle, NodeType.KERNEL, struct, blocks, words, packed=packed, is_transform=is_transform)
 
 
 @functools.lru_cache(maxsize=1024)
 def _is_collective(name: str) -> bool:
-    return any(mark in name for mark in _COLLECTIVES)
+    return not name.startswith(_OF_INDUCTOR) and any(mark in name for mark in _COLLECTIVES)
+
+
+def _shows_work(block: bytes) -> bool:
+    """Return whether the parameters of a kernel of NCCL hold the addresses that it works on."""
+    return not any(block[_NCCL_STORAGE : _NCCL_STORAGE + 4]) and len(block) > 2 * _NCCL_STORAGE
 
 
 def _read_memcpy(driver: Driver, handle: int) -> _Node:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pygraphd.client.backend.driver import Driver, MemoryType
+from pygraphd.client.backend.driver import Driver, MemoryType, NodeType
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
 }
 
 GUARD = 0xA5
+ALL_REDUCE = "_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
 class Parts(ctypes.Structure):
@@ -55,6 +56,15 @@ class Gapped(ctypes.Structure):
     """The structure that kernel `first` takes by value, with what lies in its gap."""
 
     _fields_ = (("source", c_void_p), ("length", c_int32), ("gap", c_uint32))
+
+
+class Reduce(ctypes.Structure):
+    """The structure that a kernel of NCCL takes in a packed list."""
+
+    _fields_ = (
+        ("comm", c_void_p), ("channels", c_uint64), ("storage", c_uint32), ("mask", c_uint32), ("work", c_void_p),
+        ("batch", c_uint64 * 3), ("send", c_void_p), ("receive", c_void_p), ("count", c_int64),
+    )  # fmt: skip
 
 
 class Graph:
@@ -89,6 +99,16 @@ class Graph:
     def until(self, a: torch.Tensor, out: torch.Tensor) -> None:
         """Add `out = 2 * a`, with the addresses where `out` begins and where it ends."""
         self.kernel("until", *map(_pointer, (a, out)), c_void_p(out.data_ptr() + out.nbytes))
+
+    def reduce(
+        self, comm: Any, a: torch.Tensor, out: torch.Tensor, name: str = ALL_REDUCE, storage: int = 0
+    ) -> None:
+        """Add `out = 2 * a`, as NCCL adds an all-reduce of two ranks that hold the same; `comm`, a c_int64, counts how often it runs."""
+        comm_at, nothing = ctypes.addressof(comm), (c_uint64 * 3)()
+        work = Reduce(comm_at, 1, storage, 0, None, nothing, a.data_ptr(), out.data_ptr(), out.numel())
+        self.other(NodeType.WAIT_EVENT)
+        self.kernel(name, work, packed=True)
+        self.other(NodeType.EVENT_RECORD)
 
     def through_table(self, table: Any, out: torch.Tensor) -> None:
         """Add `out = *table`: the input's address lies in `table`, an array of host memory."""

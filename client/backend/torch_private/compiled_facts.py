@@ -65,8 +65,8 @@ class CompiledFacts:
     """Whether a partition calls one of `host_operators`: neither Inductor nor PyGraph has split the graph around all of them."""
     saved: frozenset[int] = frozenset()
     """The outputs of a forward that are saved for its backward, by index; empty: not known."""
-    collectives: tuple[str, ...] = ()
-    """A collective that each partition calls; see `collectives_in`."""
+    collectives: tuple[frozenset[tuple[str, str]], ...] = ()
+    """The collectives that each partition calls; see `collectives_in`."""
     donated_inputs: frozenset[int] | None = None
     """The inputs of a backward in whose memory its kernels may write other values, by index; None: not known."""
     is_split: bool = False

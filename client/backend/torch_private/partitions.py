@@ -169,23 +169,26 @@ def is_split_around(source: str, operators: Sequence[str]) -> bool:
     return between.issuperset(operators) and elsewhere.isdisjoint(operators)
 
 
-def collectives_in(source: str, partitions: int) -> tuple[str, ...]:
-    """Return for each partition the first collective that its generated code calls, as `namespace::operator`; empty: there is none."""
+def collectives_in(source: str, partitions: int) -> tuple[frozenset[tuple[str, str]], ...]:
+    """Return for each partition the collectives that its generated code calls, as (`namespace::operator`, name of the group)."""
     if not any(f"torch.ops.{each}." in source for each in _OF_COLLECTIVES):
-        return ("",) * partitions  # at once, as for nearly all graphs
-    found: dict[str, str] = {}
+        return (frozenset[tuple[str, str]](),) * partitions  # at once, as for nearly all graphs
+    found: dict[str, set[tuple[str, str]]] = {}
     function = ""
     for line in source.splitlines():
         if line[:1].strip():
             function = line.partition("(")[0]
         for namespace, name in () if line.lstrip().startswith("#") else _CALL.findall(line):
             if namespace in _OF_COLLECTIVES and not name.startswith("wait_"):
-                found.setdefault(function, f"{namespace}::{name}")
+                # The group is the last text among the arguments.
+                group = [*_TEXT.findall(line), ""][-2:][0]
+                found.setdefault(function, set()).add((f"{namespace}::{name}", group))
     if "\ndef partition_0(" not in f"\n{source}":
-        return (next(iter(found.values()), ""),) * partitions
-    return tuple(found.get(f"def partition_{each}", "") for each in range(partitions))
+        return (frozenset().union(*found.values()),) * partitions
+    return tuple(frozenset(found.get(f"def partition_{each}", ())) for each in range(partitions))
 
 
 _OF_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor", "c10d", "c10d_functional", "symm_mem"})
 """Namespaces of the operators that wait for other ranks."""
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")
+_TEXT = re.compile(r"'([^']*)'")

@@ -296,20 +296,23 @@ def test_generated_code_is_held_against_what_was_wanted(source: str, split: bool
 
 
 REDUCE = "    torch.ops._c10d_functional.all_reduce_.default(buf2, 'sum', '0')\n"
+REDUCES = [("_c10d_functional::all_reduce_", "0")]
+GATHER = "    buf3 = torch.ops._c10d_functional.all_gather_into_tensor.default(buf2, 2, 'f00')\n"
 WAIT = "    torch.ops._c10d_functional.wait_tensor.default(buf2)\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "names"),
+    ("source", "found"),
     [
-        (f"def partition_0(args):\n    mm(a)\ndef partition_1(args):\n{REDUCE}{WAIT}", ("", "_c10d_functional::all_reduce_")),
-        (f"def partition_0(args):\n    mm(a)\ndef partition_1(args):\n{WAIT}class Runner:\n    {REDUCE}", ("", "")),
-        (f"class Runner:\n    def call(self, args):\n    {REDUCE}", ("_c10d_functional::all_reduce_",) * 2),
-        (f"class Runner:\n    def call(self, args):\n    #{REDUCE}", ("", "")),
+        (f"def partition_0(args):\n    mm(a)\ndef partition_1(args):\n{REDUCE}{WAIT}", ((), REDUCES)),
+        (f"def partition_0(args):\n    mm(a)\ndef partition_1(args):\n{WAIT}class Runner:\n    {REDUCE}", ((), ())),
+        (f"class Runner:\n    def call(self, args):\n    {REDUCE}", (REDUCES,) * 2),
+        (f"class Runner:\n    def call(self, args):\n    {GATHER}", ([("_c10d_functional::all_gather_into_tensor", "f00")],) * 2),
+        (f"class Runner:\n    def call(self, args):\n    #{REDUCE}", ((), ())),
     ],
 )  # fmt: skip
-def test_the_collectives_of_each_partition_are_found(source: str, names: tuple[str, ...]) -> None:
-    assert partitions.collectives_in(source, 2) == names
+def test_the_collectives_of_each_partition_are_found(source: str, found: tuple[Any, ...]) -> None:
+    assert partitions.collectives_in(source, 2) == tuple(map(frozenset, found))
 
 
 def test_a_split_graph_comes_from_inductors_cache_as_one_and_only_to_who_wants_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions import fingerprint
@@ -76,6 +79,26 @@ def test_the_same_function_elsewhere_with_other_values_has_the_same_keys(keys: K
 
     assert set(base) == {"forward", "backward"}
     assert keys(again, *inputs()) == base
+
+
+def test_ranks_of_parallel_groups_have_the_same_keys(keys: Keys) -> None:
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+    try:
+        one, two = (dist.new_group(ranks).group_name for ranks in ([0, 1], [0, 2]))
+
+        def summed(first: str, second: str) -> dict[str, str]:
+            def both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                product = (x @ y).detach()
+                return all_reduce(product, "sum", first) + all_reduce(product.t(), "sum", second).t() + x @ y
+
+            return keys(both, *inputs())
+
+        assert one != two
+        assert summed(one, one) == summed(two, two)
+        assert summed(one, two) == summed(two, one) != summed(one, one)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -245,15 +245,15 @@ def test_once_another_stream_has_ended_it_is_recorded(case: Case, monkeypatch: p
 
 def test_a_collective_is_not_captured_by_one_rank_alone(case: Case) -> None:
     """NCCL may wait for all ranks within a capture, for ever."""
-    run = case.made(add, GraphFacts(collectives=("", "_c10d_functional::all_reduce_")).of_partition(MAPS, 1))
+    reduces = frozenset({("_c10d_functional::all_reduce_", "0")})
+    facts = GraphFacts(collectives=(frozenset(), reduces))
+    run = case.made(add, facts.of_partition(MAPS, 1))
     for _ in range(4):
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
 
     assert (case.recorder.captures, run.refused_for_good) == (0, True)
     assert run.refusal == "it holds a collective (_c10d_functional::all_reduce_)"
-    other = case.made(
-        add, GraphFacts(collectives=("", "_c10d_functional::all_reduce_")).of_partition(MAPS, 0)
-    )
+    other = case.made(add, facts.of_partition(MAPS, 0))
     for _ in range(4):
         assert other([case.floats(1), case.floats(2)])[0].tolist() == [3]
     assert (case.recorder.captures, other.refusal) == (1, None)

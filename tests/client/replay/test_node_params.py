@@ -12,6 +12,7 @@ from pygraphd.client.backend import driver as cuda
 from pygraphd.client.backend.driver import DriverError, MemoryType, NodeType
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.replay.node_params import Parameters
+from tests.support.emulator import ALL_REDUCE
 
 if TYPE_CHECKING:
     from tests.support.emulator import Emulator, Graph
@@ -147,6 +148,54 @@ def test_a_collective_is_refused(emulator: Emulator) -> None:
 
     with pytest.raises(NotRelocatableError, match="collective"):
         Parameters(emulator.driver, graph.handle)
+    emulator.driver.destroy_graph(graph.handle)
+
+
+def test_a_collective_of_nccl_is_written_and_its_events_stay(emulator: Emulator) -> None:
+    a, out, moved, comm = torch.ones(3), torch.zeros(3), torch.full((3,), 4.0), ctypes.c_int64()
+    graph, again = emulator.graph(), emulator.graph()
+    graph.reduce(comm, a, out)
+    again.reduce(comm, moved, out)
+    executable = emulator.driver.instantiate(graph.handle, 0)
+    parameters = Parameters(emulator.driver, graph.handle, may_reduce=True)
+
+    nodes = replace(parameters, a, moved)
+    write(parameters, executable, nodes)
+    emulator.driver.launch(executable, 0)
+
+    assert (len(parameters), nodes, out.tolist(), comm.value) == (1, [0], [8.0] * 3, 1)
+    (index,) = (at for at, word in enumerate(parameters.words) if word == moved.data_ptr())
+    assert parameters.of_another(again.handle, [index]) == {index: moved.data_ptr()}
+    emulator.driver.destroy_executable(executable)
+    for each in (graph, again):
+        emulator.driver.destroy_graph(each.handle)
+
+
+@pytest.mark.parametrize(
+    ("name", "storage", "may_reduce", "why"),
+    [
+        (ALL_REDUCE, 0, False, "WAIT_EVENT"),
+        (ALL_REDUCE, 1, True, "collective"),
+        ("_Z30ncclSymkDevKernel_AllReduce", 0, True, "collective"),
+    ],
+)
+def test_a_collective_whose_addresses_others_know_is_refused(
+    emulator: Emulator, name: str, storage: int, may_reduce: bool, why: str
+) -> None:
+    graph = emulator.graph()
+    graph.reduce(ctypes.c_int64(), torch.ones(3), torch.ones(3), name, storage)
+
+    with pytest.raises(NotRelocatableError, match=why):
+        Parameters(emulator.driver, graph.handle, may_reduce=may_reduce)
+    emulator.driver.destroy_graph(graph.handle)
+
+
+def test_a_kernel_of_inductor_beside_a_collective_is_none(emulator: Emulator) -> None:
+    pointer = ctypes.c_void_p(0)
+    graph = emulator.graph()
+    graph.kernel("triton_poi_fused_all_reduce_0", pointer, pointer, pointer, ctypes.c_int64(0))
+
+    assert len(Parameters(emulator.driver, graph.handle)) == 1
     emulator.driver.destroy_graph(graph.handle)
 
 
