@@ -35,6 +35,14 @@ class Relocating(Protocol):
     def run(self) -> Runnable:
         """The cheapest callable for steady state, which takes Inductor's list of inputs."""
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether calls as KERNELS have to make the recording, and have not yet."""
+
+    @property
+    def kernels(self) -> Runnable | None:
+        """Runs calls as KERNELS where these may have to make the recording; None: any callable may run them."""
+
     def trim(self) -> None:
         """Return free memory and the workspaces of BLAS libraries to the device."""
 

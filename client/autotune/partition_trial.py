@@ -11,7 +11,7 @@ import enum
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.autotune.trial import Trial, is_helper_coming, sizes_of
+from pygraphd.client.autotune.trial import Trial, is_graph_coming, sizes_of
 from pygraphd.client.backend.errors import IN_A_CAPTURE
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class State(enum.Enum):
     """The state of a trial."""
 
-    WARM_UP = "KERNELS, untimed: kernels or the helper are still being compiled, or an earlier program was too short to tell"
+    WARM_UP = "KERNELS, untimed: kernels or the helper are being compiled, ranks have not recorded it, or an earlier program was too short"
     WAIT = "KERNELS, while another process measures this graph"
     MEASURE = "real calls alternate between the deployments"
     DEPLOYED = "one deployment for the rest of the process"
@@ -123,9 +123,13 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not self._guarded(lambda: is_helper_coming(self._decisions.report)):
+        if is_due and not self._guarded(self._is_graph_coming):
             self._begin_measuring(sizes)
         return self._kernels(inputs)
+
+    def _is_graph_coming(self) -> bool:
+        candidates = self._candidates
+        return candidates is not None and is_graph_coming(candidates, self._decisions.report)
 
     def _comes_back(self, sizes: tuple[int, ...]) -> bool:
         """Remember the sizes of a call; return whether an earlier call had them."""

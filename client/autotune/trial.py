@@ -165,8 +165,8 @@ def sizes_of(inputs: list[Any]) -> tuple[int, ...]:
     return tuple([value for value in inputs if type(value) is int])
 
 
-def is_helper_coming(report: Report) -> bool:
-    """Return whether the helper is being compiled. Imports it only where something may be recorded."""
+def is_graph_coming(candidates: Candidates, report: Report) -> bool:
+    """Return whether a GRAPH has to wait: for other ranks, or for the helper, which is imported only where something may be recorded."""
     from pygraphd.client.replay.native.ffi import helper
 
-    return helper.is_coming(report.count_failure)
+    return helper.is_coming(report.count_failure) or candidates.relocate.is_awaited

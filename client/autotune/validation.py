@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.autotune.trial import Trial, is_helper_coming, sizes_of
+from pygraphd.client.autotune.trial import Trial, is_graph_coming, sizes_of
 from pygraphd.client.common.guard import guarded
 from pygraphd.schema.messages import Deployment
 
@@ -68,7 +68,7 @@ class Validation:
 
     def _timed_call(self, inputs: list[Any]) -> Any:
         if self._deployment is Deployment.GRAPH and self._guarded(
-            lambda: is_helper_coming(self._decisions.report)
+            lambda: is_graph_coming(self._candidates, self._decisions.report)
         ):
             return self._call(inputs)  # as KERNELS, whose times say nothing of a GRAPH
         self._calls += 1

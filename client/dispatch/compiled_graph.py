@@ -110,7 +110,9 @@ class CompiledGraph:
                 return None
             own = replace(facts, name=graph.name, digest=graph.digest)
             relocate = context.recordings(launch, device_index, own, note_wrong)
-            return None if relocate is None else Candidates(launch, device_index, relocate)
+            if relocate is None:
+                return None
+            return Candidates(relocate.kernels or launch, device_index, relocate)
 
         if (of_all_sizes := candidates()) is None:
             is_custom = self._facts.calls_host_operators

@@ -152,7 +152,7 @@ class Partition:
         )
 
     def _follow(self, candidates: Candidates) -> Runnable:
-        """Run KERNELS until the rank that leads has decided."""
+        """Run KERNELS until the rank that leads has decided; a graph with collectives as GRAPH, or that rank's would wait for this one's KERNELS."""
 
         def deploy(decision: Decision) -> Runnable:
             decisions.followed(pending, decision)
@@ -161,7 +161,8 @@ class Partition:
         decisions, pending = self._context.decisions, self._new_pending()
         pending.runs = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED)), Source.UNFINISHED
         ask = functools.partial(self._context.role.wait, self.graph.digest)
-        follower = Follower(candidates.launch, ask, deploy, decisions.report)
+        waits = Deployment.GRAPH if candidates.relocate.kernels else Deployment.KERNELS
+        follower = Follower(candidates.runnable(waits), ask, deploy, decisions.report)
         decisions.open(pending, follower, lease=False)
         return self._run(follower)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 from pygraphd.client.backend import torch_private
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.ranks.process_group import Groups
     from pygraphd.client.frontend.settings import Options
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.recordings import Recordings
@@ -22,11 +24,14 @@ if TYPE_CHECKING:
 class Devices:
     """Makes the recordings of callables, with one recorder for each GPU."""
 
-    def __init__(self, options: Options, cache_folder: Path, report: Report) -> None:
-        """Make recordings as the options say, with the helper that is compiled into `cache_folder`."""
+    def __init__(self, options: Options, cache_folder: Path, report: Report, groups: Groups) -> None:
+        """Make recordings as the options say, with the helper that is compiled into `cache_folder`, and those of collectives with `groups`."""
         self._options = options
         self._folder = cache_folder
         self._report = report
+        self._groups = groups
+        self._collective: weakref.WeakSet[Recordings] = weakref.WeakSet()
+        """The recordings that may hold collectives."""
         self._recorders: dict[int, CudaRecorder | None] = {}
 
     def recordings(
@@ -45,7 +50,17 @@ class Devices:
 
         most = max(self._options.sizes.sizes, MAX_RECORDINGS)
         recheck_s = self._options.recheck_s
-        return make_recordings(launch, recorder, self._report, facts, most, recheck_s, note_wrong)
+        made = make_recordings(
+            launch, recorder, self._report, facts, most, recheck_s, note_wrong, groups=self._groups
+        )
+        if any(facts.collectives):
+            self._collective.add(made)
+        return made
+
+    def end_collectives(self) -> None:
+        """Destroy the recordings of collectives, before a process group ends, which would wait for them."""
+        for each in list(self._collective):
+            each.close()
 
     def recorder(self, device_index: int) -> CudaRecorder | None:
         """Return the recorder of a GPU; None, and a failure in the report, where nothing can be recorded."""

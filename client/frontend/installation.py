@@ -102,6 +102,8 @@ class Hook:
                 self._undo.append(torch_private.add_to_artifacts(self._before_saving))
         with self._guard("splitting graphs"):
             self._split()
+        with self._guard("preparing collectives"):
+            self._prepare_collectives()
         with self._guard("adding a pass"):
             self._add_pass()
 
@@ -116,6 +118,22 @@ class Hook:
             runtime.report.count_failure(f"custom operators: {reason}")
             return
         self._undo.append(torch_private.split_graphs(runtime.options.graph_ops))
+
+    def _prepare_collectives(self) -> None:
+        """Have NCCL capture nothing that cannot move, and recordings of collectives end before their process group."""
+        from pygraphd.client.backend import torch_private
+        from pygraphd.client.decisions.ranks.process_group import GRAPH_REGISTER
+
+        if torch_private.missing_for_groups() is None:
+            if GRAPH_REGISTER not in os.environ:
+                os.environ[GRAPH_REGISTER] = "0"
+                self._undo.append(lambda: os.environ.__delitem__(GRAPH_REGISTER))
+            self._undo.append(torch_private.before_groups_end(self._end_collectives))
+
+    def _end_collectives(self) -> None:
+        with self._guard("ending collectives"):
+            if self.runtime is not None:
+                self.runtime.devices.end_collectives()
 
     def _before_saving(self, add: Callable[[Mapping[str, object]], None]) -> None:
         """Have the decisions of this process be among the artifacts that the program is about to save."""

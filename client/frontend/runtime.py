@@ -65,8 +65,8 @@ class Runtime:
             self.report.count_failure(misread)
         trust = TrustPolicy(host, self.options.trust, self.options.refresh, self.options.max_age_s)
         self.decisions = DecisionService(self.cache, trust, self.report)
-        self.devices = Devices(self.options, self.locations.cache, self.report)
         self.groups = Groups(self.report)
+        self.devices = Devices(self.options, self.locations.cache, self.report, self.groups)
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
         """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box."""
 
@@ -121,6 +121,7 @@ class Runtime:
 
     def close(self) -> None:
         """Report and record the remaining graphs; called last in a process."""
+        self.devices.end_collectives()
         self.decisions.close()
         if not self.options.readonly:
             self.cache.bundle.write()

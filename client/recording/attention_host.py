@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE
+from pygraphd.client.recording.collectives import CollectiveRecordings
 from pygraphd.client.recording.recordings import Recordings
 from pygraphd.client.replay.native.ffi import Piece, helper
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.ranks.process_group import Groups
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
@@ -38,9 +40,16 @@ _CPU = torch.device("cpu")
 
 
 def make_recordings(
-    launch: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts, *more: Any
+    launch: Runnable,
+    recorder: CudaRecorder,
+    report: Report,
+    facts: GraphFacts,
+    *more: Any,
+    groups: Groups | None = None,
 ) -> Recordings:
-    """Return the recordings of a callable: `WithHostState` if its graph has RNG state of attention; see `Recordings`."""
+    """Return the recordings of a callable by what its graph has: RNG state of attention, collectives, or neither; see `Recordings`."""
+    if any(facts.collectives) and groups is not None and not facts.state:
+        return CollectiveRecordings(launch, recorder, report, facts, groups, *more[:1])
     kind = WithHostState if facts.state else Recordings
     return kind(launch, recorder, report, facts, *more)
 

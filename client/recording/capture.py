@@ -18,7 +18,9 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.workspaces import workspaces
+from pygraphd.client.decisions.ranks.write_once import RegisterError, within
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
+from pygraphd.client.recording.watch import Watch
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, find, merge
 from pygraphd.client.replay.rng import GeneratorCursor, RngCursor, generators_in
 from pygraphd.client.replay.stream_affinity import StreamAffinity
@@ -268,6 +270,25 @@ class CudaRecorder:
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
         return int(min(free, max(allowed - torch.cuda.memory_reserved(self.device), 0)))
+
+    @functools.cached_property
+    def watch(self) -> Watch:
+        """Watches replays that may wait for other ranks."""
+        return Watch(torch.cuda.Event(), self._beside_captures, self.in_capture)
+
+    @contextlib.contextmanager
+    def _beside_captures(self) -> Iterator[None]:
+        # Another thread would make a context on the first GPU.
+        with torch.cuda.device(self.device), self.driver.relaxed():
+            yield
+
+    def is_idle_within(self, limit_s: float) -> bool:
+        """Return whether the device ends all of its work in time; else a thread goes on waiting for it."""
+        try:
+            within(limit_s, lambda: torch.cuda.synchronize(self.device))
+        except RegisterError:
+            return False
+        return True
 
     def trim(self) -> None:
         """Give free memory back to the device, and the workspaces that libraries keep for calls that are replayed from now on."""

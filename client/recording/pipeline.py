@@ -23,6 +23,8 @@ from pygraphd.client.backend.errors import (
     FallbackError,
     NoMemoryError,
     NotRelocatableError,
+    RanksError,
+    StuckError,
     TransientError,
 )
 from pygraphd.client.common import log
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.ranks.lockstep import Lockstep
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.output_reserves import OutputReserve
@@ -57,6 +60,9 @@ _SAYS_INTERRUPTED = "previous error during capture"
 NEW_THREAD = "it could not be captured in a thread that had not run it before"
 _RETRIED = frozenset({OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNDECIDABLE, CAPTURES_DIFFER})
 """Reasons that lie in the stream or thread of a call or in chance: the next call of the size is recorded again."""
+STUCK_S = 30.0
+"""Seconds after which the GPU is taken to wait for a rank that has died or is late."""
+STUCK = f"the GPU has waited {STUCK_S:g} s for another rank"
 MAX_RETRIES = 3
 """Times a callable is recorded again for one of these reasons. Then its size is refused, since each capture is expensive."""
 
@@ -113,21 +119,31 @@ class Pipeline:
         """Host time of all recordings and comparisons so far, in microseconds."""
         self._retries: Counter[str] = Counter()
         self._threads = threading.local()
+        self.stuck: list[StuckError] = []
+        """Errors that hold the memory on which the GPU may still work."""
 
     def note_launch(self) -> None:
         """Note that the current thread has run the callable as KERNELS."""
         self._threads.has_launched = True
 
     def record(
-        self, inputs: list[Any], constraints: LayoutConstraints, *, is_doubted: bool = False
+        self,
+        inputs: list[Any],
+        constraints: LayoutConstraints,
+        *,
+        is_doubted: bool = False,
+        lockstep: Lockstep | None = None,
     ) -> Attempt | Refusal:
         """Record a call, and replay it on copies of its inputs. Raises nothing.
 
         If it `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
+        Only in `lockstep` with other ranks may it hold collectives; then it must not be doubted.
         """
         try:
             with self._timed(), _no_garbage_collection():
-                return self._record(inputs, constraints, is_doubted=is_doubted)
+                return self._record(inputs, constraints, is_doubted=is_doubted, lockstep=lockstep)
+        except RanksError as error:
+            return self._not_together(error)
         except (TransientError, torch.OutOfMemoryError) as error:
             is_short = isinstance(error, NoMemoryError | torch.OutOfMemoryError)
             code = ReasonCode.NO_MEMORY_TO_RECORD if is_short else ReasonCode.CANNOT_CAPTURE_NOW
@@ -148,16 +164,38 @@ class Pipeline:
             reason = f"recording failed: {_first_line(error)}"
             return Refusal(reason, Persistence.PROCESS, ReasonCode.RECORDING_FAILED)
 
-    def compare(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Refusal | None:
-        """Compare a recording with KERNELS, which have returned `outputs`; return why it cannot be used, None if it can."""
+    def compare(
+        self, attempt: Attempt, outputs: Sequence[Any], lockstep: Lockstep | None = None
+    ) -> Disagreement | Refusal | None:
+        """Compare a recording with KERNELS, which have returned `outputs`; return why it cannot be used, None if it can.
+
+        In `lockstep`, it can be used if all ranks have found no difference.
+        """
         try:
             with self._timed(), _no_garbage_collection():
-                return attempt.verification.disagreement(outputs, self._launch)
+                if lockstep is not None:
+                    self._wait_for_gpu()
+                found = attempt.verification.disagreement(outputs, self._launch)
+                if lockstep is not None and found is None:
+                    lockstep.go_on()
+                return found
+        except RanksError as error:
+            return self._not_together(error)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             is_short = isinstance(error, torch.OutOfMemoryError)
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
             reason = f"verification failed: {_first_line(error)}"
             return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
+
+    def _not_together(self, error: RanksError) -> Refusal:
+        if isinstance(error, StuckError):
+            self.stuck.append(error)  # its traceback holds what was recorded
+        persistence = Persistence.PROCESS if error.for_good else Persistence.ONE_CALL
+        return Refusal(str(error), persistence, ReasonCode.RANKS_NOT_RECORDED)
+
+    def _wait_for_gpu(self) -> None:
+        if not self._recorder.is_idle_within(STUCK_S):
+            raise StuckError(STUCK)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -168,20 +206,29 @@ class Pipeline:
         finally:
             self.host_us += (time.perf_counter() - began) * 1e6
 
-    def _record(self, inputs: list[Any], constraints: LayoutConstraints, *, is_doubted: bool) -> Attempt:
-        if reason := _why_not_bind(inputs, self._recorder.device, self._facts):
+    def _record(
+        self,
+        inputs: list[Any],
+        constraints: LayoutConstraints,
+        *,
+        is_doubted: bool,
+        lockstep: Lockstep | None,
+    ) -> Attempt:
+        if reason := _why_not_bind(inputs, self._recorder.device, self._facts, lockstep):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs)
         self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
         recorder = self._recorder
         call = Call(inputs, constraints, groups, recorder.driver, recorder.device, self._make_sure_of)
         try:
-            return self._record_call(call, is_doubted=is_doubted)
+            return self._record_call(call, is_doubted=is_doubted, lockstep=lockstep)
+        except StuckError:
+            raise
         except BaseException:
             call.close()
             raise
 
-    def _record_call(self, call: Call, *, is_doubted: bool) -> Attempt:
+    def _record_call(self, call: Call, *, is_doubted: bool, lockstep: Lockstep | None) -> Attempt:
         tensors, capture = self._capture(call)
         built = builder.build(
             self._recorder.driver,
@@ -193,7 +240,11 @@ class Pipeline:
             ),
         )
         try:
-            verification = self._verification(built, capture, tensors, call, is_doubted=is_doubted)
+            verification = self._verification(
+                built, capture, tensors, call, is_doubted=is_doubted, lockstep=lockstep
+            )
+        except StuckError:
+            raise
         except BaseException:
             built.replay.close()
             capture.let_go()
@@ -268,15 +319,36 @@ class Pipeline:
             # The callable has run on inputs like these before: it raises because it is being captured.
             raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
 
+    def _in_lockstep(
+        self, lockstep: Lockstep, replay: Replay, inputs: list[Any], memory: list[torch.Tensor]
+    ) -> Any:
+        """Replay once all ranks do. Each then runs the collectives of the call once more, whatever happens: as KERNELS if the replay fails."""
+        lockstep.go_on()
+        try:
+            return replay.run(list(inputs), memory)
+        except Exception:
+            self._launch(inputs)
+            raise
+        finally:
+            self._wait_for_gpu()
+
     def _verification(
-        self, built: builder.Built, capture: Capture, tensors: StandIns, call: Call, *, is_doubted: bool
+        self,
+        built: builder.Built,
+        capture: Capture,
+        tensors: StandIns,
+        call: Call,
+        *,
+        is_doubted: bool,
+        lockstep: Lockstep | None,
     ) -> Verification:
         """Replay on copies of the inputs."""
         written = self._facts.written
         copies = stand_ins.bytes_to_copy(call.inputs, call.groups, written)
         memory = sum(memory.bytes for memory in built.replay.layout.memories)
         is_short = copies + 2 * memory > self._recorder.free_bytes()
-        aliased = call.aliased_copies(written) if written and is_short else None
+        # The callable runs on aliased copies as well, which would have its collectives run on this rank alone.
+        aliased = call.aliased_copies(written) if written and is_short and lockstep is None else None
         if aliased is not None:
             # Twice, since the callable runs on them, too.
             copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
@@ -300,6 +372,7 @@ class Pipeline:
             keeps_inputs=is_doubted and self._facts.is_repeatable and aliased is None,
             aliased=aliased,
             launch=self._launch,
+            run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),
         )
 
     def _make_sure_of(self, size: int) -> None:
@@ -323,10 +396,11 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _why_not_bind(inputs: Sequence[Any], device: torch.device, facts: GraphFacts) -> str | None:
-    if collective := next(filter(None, facts.collectives), None):
-        # NCCL may have all ranks meet within a capture (NVLink SHARP), and one rank captures while the others launch.
-        return f"it holds a collective ({collective})"
+def _why_not_bind(
+    inputs: Sequence[Any], device: torch.device, facts: GraphFacts, lockstep: Lockstep | None
+) -> str | None:
+    if lockstep is None and any(facts.collectives):
+        return f"it holds a collective ({min(frozenset().union(*facts.collectives))[0]})"
     for index, value in enumerate(inputs):
         if isinstance(value, torch.Generator):
             if value.device != device:

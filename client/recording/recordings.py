@@ -66,6 +66,8 @@ def _seen_by_hooks(_: list[Any]) -> Any:
 class Recordings:
     """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
+    kernels: Runnable | None = None
+    """Runs a call as KERNELS, where that is not for the callable itself; see `CollectiveRecordings`."""
     _needs_draws = False
     """Whether `_note_draw` is called after each replay."""
     _checks_capture = True
@@ -104,6 +106,11 @@ class Recordings:
         self._recording = threading.Lock()
         self._changing = threading.Lock()
         """Guards `_slots` and the recordings in them; held only while they change."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a recording can only be made by calls of `kernels`, and there is none yet."""
+        return False
 
     # --- a call ---
 

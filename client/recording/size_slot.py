@@ -127,6 +127,8 @@ class SizeSlot:
     recording_us: float = 0.0
     """Host time of recording and verifying this size so far, in microseconds, whether or not that succeeded."""
     refusal: Refusal | None = None
+    calls: int = 0
+    """Calls so far that were not replayed; counted where ranks record at the same one."""
     retries: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY))
     disagreements: Disagreements = field(default_factory=Disagreements)
     mismatches: LayoutMismatches = field(default_factory=LayoutMismatches)

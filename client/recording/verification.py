@@ -28,7 +28,7 @@ from pygraphd.client.recording.stand_ins import bytes_of, copies_of, groups_of, 
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.recording.alias_sets import InputGroups
@@ -77,8 +77,9 @@ class Verification:
         keeps_inputs: bool = False,
         aliased: AliasedCopies | None = None,
         launch: Runnable | None = None,
+        run: Callable[[list[Any], list[torch.Tensor]], Any] | None = None,
     ) -> None:
-        """Run the replay, and set the generator back.
+        """Run the replay, by `run` if that is given, and set the generator back.
 
         `old` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
         `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
@@ -107,7 +108,7 @@ class Verification:
         self._generator = generator
         self._began = generator.get_offset() if generator is not None else 0
         try:
-            self._outputs = replay.run(list(self._copies), self._memory)
+            self._outputs = (run or replay.run)(list(self._copies), self._memory)
         finally:
             self._ended = generator.get_offset() if generator is not None else 0
             self.random = self._ended != self._began

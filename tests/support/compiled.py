@@ -89,6 +89,8 @@ class Relocating:
     """Stands where relocatable graphs do; recording itself is tested in tests/client/recording and tests/gpu."""
 
     recording_us = 0.0
+    is_awaited = False
+    kernels = None
 
     def __init__(self, refusal: str | None) -> None:
         self._will_refuse = refusal

@@ -44,6 +44,7 @@ class Operations(Protocol):
     def number(self, scalar: torch.Tensor) -> torch.Tensor: ...
     def foreign(self, tensor: torch.Tensor) -> torch.Tensor: ...
     def done(self, tensor: torch.Tensor) -> None: ...
+    def reduce(self, a: torch.Tensor) -> torch.Tensor: ...
 
 
 class Generator:
@@ -65,6 +66,8 @@ class Launching:
     def __init__(self, allocator: Allocator, generator: Generator) -> None:
         self._allocator = allocator
         self._generator = generator
+        self.comm = ctypes.c_int64()
+        """Counts how often collectives have run, as KERNELS or in replays."""
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return self._allocator.tensor(a + b)
@@ -101,6 +104,11 @@ class Launching:
     def done(self, tensor: torch.Tensor) -> None:
         """Let go of a tensor."""
 
+    def reduce(self, a: torch.Tensor) -> torch.Tensor:
+        """Return the sum over two ranks that hold the same."""
+        self.comm.value += 1
+        return self._allocator.tensor(2 * a)
+
 
 class ArenaReserves(OutputReserves):
     """Output reserves in the memory of a recording."""
@@ -122,8 +130,9 @@ class ArenaReserves(OutputReserves):
 class Recording:
     """Records, as a capture does: results lie in the arena, and are not computed."""
 
-    def __init__(self, emulator: Emulator, state: torch.Tensor) -> None:
+    def __init__(self, emulator: Emulator, state: torch.Tensor, comm: ctypes.c_int64) -> None:
         self.graph = emulator.graph()
+        self._comm = comm
         self.arena = emulator.arena()
         self._state = state
         self.drawn = 0
@@ -145,6 +154,11 @@ class Recording:
 
     def accumulate(self, a: torch.Tensor, b: torch.Tensor) -> None:
         self.graph.accumulate(a, b)
+
+    def reduce(self, a: torch.Tensor) -> torch.Tensor:
+        out = self.arena.allocate(a.numel())
+        self.graph.reduce(self._comm, a, out)
+        return out
 
     def first(self, a: torch.Tensor, n: int) -> torch.Tensor:
         """Hand a kernel a structure in whose gap half of its own address has been left."""
@@ -257,6 +271,10 @@ class HostRecorder:
         self.between: Callable[[], None] = lambda: None
         self.next_check_at = 0.0
         self.marks_apart_ms = 0.0
+        self.noted = 0
+        self.watch = SimpleNamespace(begin=lambda _: None, note=self._note)
+        self.idle: list[bool] = []
+        """Whether the GPU is idle in time, when that is asked next."""
         self._emulator = emulator
         self._allocator = allocator
 
@@ -286,7 +304,7 @@ class HostRecorder:
         if self.refuses is not None:
             raise TransientError(self.refuses)
         state = self._allocator.tensor(torch.zeros(BLOCK // 4))
-        recording = Recording(self._emulator, state)
+        recording = Recording(self._emulator, state, self.launching.comm)
         self.operations = recording
         if is_shifted:
             recording.arena.allocate(1)
@@ -321,6 +339,12 @@ class HostRecorder:
 
     def trim(self) -> None:
         pass
+
+    def _note(self) -> None:
+        self.noted += 1
+
+    def is_idle_within(self, limit_s: float) -> bool:
+        return self.idle.pop(0) if self.idle else True
 
     def mark(self) -> Any:
         return SimpleNamespace(elapsed_time=lambda _: self.marks_apart_ms, synchronize=lambda: None)
@@ -375,11 +399,12 @@ class Case:
         facts: GraphFacts,
         max_recordings: int = recordings.MAX_RECORDINGS,
         recheck_s: float = 0.0,
+        groups: Any = None,
     ) -> Recordings:
         launch = self.recorder.compiled(body)
         recorder: Any = self.recorder
         made = attention_host.make_recordings(
-            launch, recorder, self.report, facts, max_recordings, recheck_s, self._note_wrong
+            launch, recorder, self.report, facts, max_recordings, recheck_s, self._note_wrong, groups=groups
         )
         self._made.append(made)
         return made

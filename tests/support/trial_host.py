@@ -78,7 +78,8 @@ def launch(inputs: list[Any]) -> str:
 class Relocating:
     """Stands where relocatable graphs do; the second call makes an executable."""
 
-    refused_for_good = False
+    refused_for_good = is_awaited = False
+    kernels = None
     prepared = 0
     recording_us = 0.0
     calls = 0

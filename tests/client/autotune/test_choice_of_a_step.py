@@ -178,7 +178,8 @@ class Relocating:
     """A graph that is recorded at once, and never refuses."""
 
     refusal = why_refused = None
-    refused_for_good = False
+    refused_for_good = is_awaited = False
+    kernels = None
     prepared = 0
     recording_us = 0.0
 

@@ -70,12 +70,18 @@ def test_a_partition_that_was_too_short_before_waits_for_more_calls(host: Host) 
     assert one.state is State.WARM_UP
 
 
-def test_what_may_be_relocated_is_launched_until_the_helper_is_there(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("for_ranks", [False, True])
+def test_what_may_be_relocated_is_launched_until_the_helper_is_there_or_all_ranks_have_recorded(
+    host: Host, monkeypatch: pytest.MonkeyPatch, for_ranks: bool
 ) -> None:
     asked = iter(range(100))
-    monkeypatch.setattr(ffi.helper, "is_coming", lambda _: next(asked) < 20)
-    one = partition_trial(host)
+
+    class Awaited(Relocating):
+        is_awaited = property(lambda _: next(asked) < 20)
+
+    if not for_ranks:
+        monkeypatch.setattr(ffi.helper, "is_coming", lambda _: next(asked) < 20)
+    one = partition_trial(host, relocate=Awaited() if for_ranks else None)
 
     calls = 0
     while one.state is State.WARM_UP:

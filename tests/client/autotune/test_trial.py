@@ -24,7 +24,8 @@ class Partition:
 
     refusal = why_refused = None
     recording_us = 0.0
-    refused_for_good = False
+    refused_for_good = is_awaited = False
+    kernels = None
 
     def __init__(
         self, machine: Machine, makes_at: frozenset[int] = frozenset(), kernels_us: float = 200.0

@@ -48,7 +48,8 @@ class Relocating:
 
     refusal = why_refused = None
     recording_us = 0.0
-    refused_for_good = False
+    refused_for_good = is_awaited = False
+    kernels = None
 
     def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
         self._makes_at = makes_at

@@ -98,6 +98,21 @@ def test_one_rank_measures_and_the_other_follows(ranks: list[Runtime]) -> None:
     assert other.report.failures == {}
 
 
+def test_with_collectives_the_other_ranks_run_graphs_while_one_measures(
+    ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its own GRAPH would take as long as their KERNELS."""
+    monkeypatch.setattr(Relocating, "kernels", staticmethod(lambda _: "launched"))
+    leader, other = ranks
+    measured, followed = pair(leader), pair(other)
+
+    assert run(*followed, 5) == [(["relocated"], ["relocated"])] * 5
+    assert run(*measured)[-1] == (["relocated"], ["relocated"])
+
+    assert wait_for(other, followed)[-1] == (["relocated"], ["relocated"])
+    assert (leader.report.counts["measured"], other.report.counts["measured"]) == (2, 0)
+
+
 def wait_for(session: Runtime, compiled: tuple[Compiled, Compiled]) -> list[tuple[Any, Any]]:
     """Run until the graphs are decided; return all steps."""
     steps = []

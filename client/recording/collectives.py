@@ -1,0 +1,174 @@
+"""Records graphs with collectives, in lockstep with the other ranks of their process group.
+
+Every rank has to run the collectives of a call equally often. A call runs them once, by a replay or as KERNELS, whichever each rank takes.
+The call that is recorded runs them twice on all ranks: once on copies of its inputs, and once as KERNELS. Nothing else runs them: a
+recording is made in an attempt of all ranks and never alone, a recording that differs is not repeated, no result is checked later, and a
+trial runs each call in one deployment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.common.guard import guarded
+from pygraphd.client.recording.recordings import BEING_RECORDED, MAX_RECORDINGS, NOT_YET, Recordings
+from pygraphd.client.recording.size_slot import Persistence, Refusal
+from pygraphd.schema.reasons import ReasonCode
+
+if TYPE_CHECKING:
+    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.backend.torch_private import Runnable
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.ranks.lockstep import Lockstep
+    from pygraphd.client.decisions.ranks.process_group import Groups
+    from pygraphd.client.recording.capture import CudaRecorder
+    from pygraphd.client.recording.size_slot import Size, SizeSlot
+
+ATTEMPTS = (3, 16, 64, 256)
+"""The calls of a size at which all ranks attempt to record it, until they do: one that is late at first may not be so later."""
+IDLE_S = 5.0
+"""Seconds for which a rank waits until its GPU is idle, so that no other rank is behind; else it refuses."""
+NOT_IDLE = f"the GPU of a rank was not idle within {IDLE_S:g} s"
+CLOSED = "a rank runs KERNELS"
+
+
+class CollectiveRecordings(Recordings):
+    """Recordings of a callable that runs collectives; `kernels` has to run all of its calls that are not for a GRAPH."""
+
+    def __init__(
+        self,
+        launch: Runnable,
+        recorder: CudaRecorder,
+        report: Report,
+        facts: GraphFacts,
+        groups: Groups,
+        max_recordings: int = MAX_RECORDINGS,
+    ) -> None:
+        """Record `launch`; see `Recordings`."""
+        super().__init__(launch, recorder, report, facts, max_recordings)
+        self._groups = groups
+        self._is_closed = False
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether there is no recording yet, and the ranks may still make one."""
+        return not self._recorded() and self._refusal() is None
+
+    @property
+    def run(self) -> Runnable:
+        """See `Recordings.run`; each replay is watched."""
+        run, note = super().run, self._recorder.watch.note
+
+        def watched(inputs: list[Any]) -> Any:
+            outputs = run(inputs)
+            note()
+            return outputs
+
+        return watched
+
+    def kernels(self, inputs: list[Any]) -> Any:
+        """Run a call as KERNELS, and record it if all ranks do."""
+        size = self._size_of(inputs)
+        if size not in self._slots:
+            self._add_slot(size)
+        slot = self._slots.get(size)
+        if slot is not None and slot.replay is None:
+            slot.calls += 1
+            if slot.calls in ATTEMPTS:
+                with self._recorder.on_device() or contextlib.nullcontext():
+                    return self._attempt(slot, inputs)
+        return self._launch(inputs)
+
+    def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
+        slot = self._slots.get(size)
+        refusal = slot.refusal if slot is not None else None
+        self._report.count_fallback(NOT_YET if refusal is None else refusal.reason)
+        return self.kernels(inputs)
+
+    def _record_or_fall_back(self, slot: SizeSlot, inputs: list[Any], reason: str) -> Any:
+        return self._fall_back(reason, inputs)  # a layout that does not fit: this rank would record alone
+
+    def close(self) -> None:
+        """Destroy all recordings, and make no more."""
+        self._is_closed = True
+        super().close()
+
+    # --- an attempt ---
+
+    def _attempt(self, slot: SizeSlot, inputs: list[Any]) -> Any:
+        lockstep = guarded(self._report, "recording by all ranks", in_full=True)(lambda: self._begun(slot))
+        if lockstep is None:
+            return self._launch(inputs)
+        if not self._recording.acquire(blocking=False):
+            lockstep.refuse(BEING_RECORDED)
+            return self._launch(inputs)
+        before_us = self._pipeline.host_us
+        try:
+            return self._record_together(slot, inputs, lockstep)
+        finally:
+            slot.recording_us += self._pipeline.host_us - before_us
+            self._recording.release()
+
+    def _begun(self, slot: SizeSlot) -> Lockstep | None:
+        """Return this rank's part in an attempt; None if it has refused, and all launch."""
+        size = ",".join(map(str, slot.size))
+        try:
+            lockstep = self._groups.lockstep(
+                frozenset().union(*self.facts.collectives), f"{self.facts.digest}/{size}"
+            )
+        except NotRelocatableError as error:
+            self._refuse(slot, Refusal(str(error), Persistence.PROCESS, ReasonCode.COLLECTIVES))
+            return None
+        reason = CLOSED if self._is_closed else self._why_not_record(slot)
+        if reason is None and not self._recorder.is_idle_within(IDLE_S):
+            reason = NOT_IDLE
+        if reason is None:
+            return lockstep
+        is_new = slot.refusal is None
+        lockstep.refuse(reason, for_good=not is_new or self._is_closed)
+        if is_new:
+            self._give_up(
+                slot, Refusal(reason, Persistence.ONE_CALL, ReasonCode.RANKS_NOT_RECORDED), lockstep
+            )
+        return None
+
+    def _record_together(self, slot: SizeSlot, inputs: list[Any], lockstep: Lockstep) -> Any:
+        """Run a call as KERNELS, and keep a recording of it if all ranks have a right one."""
+        self._log(slot, "recording with all ranks")
+        pipeline = self._pipeline
+        attempt = pipeline.record(inputs, slot.mismatches.constraints, lockstep=lockstep)
+        if isinstance(attempt, Refusal):
+            self._give_up(slot, attempt, lockstep)
+            pipeline.note_launch()
+            return self._launch(inputs)
+        self._trim()
+        try:
+            outputs = self._launch(inputs)
+        except BaseException:
+            lockstep.refuse("a call raised")
+            attempt.close()
+            raise  # the user's own, as without us
+        found = pipeline.compare(attempt, outputs, lockstep)
+        if found is None:
+            self._keep(slot, attempt)
+            self._recorder.watch.begin(lockstep.timeout_s)
+            return outputs
+        if not isinstance(found, Refusal):
+            found = Refusal(str(found), Persistence.PROCESS, ReasonCode.RESULTS_DIFFER)
+        if not pipeline.stuck:
+            attempt.close()
+        self._give_up(slot, found, lockstep)
+        return outputs
+
+    def _give_up(self, slot: SizeSlot, refusal: Refusal, lockstep: Lockstep) -> None:
+        """Have no rank go on, and refuse the size if there will be no further attempt."""
+        self._groups.late += lockstep.is_late or refusal.reason == NOT_IDLE
+        is_last = slot.calls == ATTEMPTS[-1] or lockstep.steps > 0
+        if refusal.persistence in {Persistence.ONE_CALL, Persistence.TRANSIENT}:
+            persistence = Persistence.PROCESS if is_last else Persistence.ONE_CALL
+            refusal = dataclasses.replace(refusal, persistence=persistence)
+        lockstep.refuse(refusal.reason, for_good=refusal.persistence is not Persistence.ONE_CALL)
+        self._refuse(slot, refusal)

@@ -1,0 +1,88 @@
+"""Ends a process whose replay waits for another rank for longer than its process group would.
+
+c10d has a watchdog that ends a process whose collective takes too long, as when another rank has died. It does not see replays.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.common import log
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable
+
+LONGEST_PAUSE_S = 10.0
+"""The longest time in seconds between two looks; else it is a tenth of the time-out."""
+SAID = "a CUDA graph with collectives has waited {:g} s for another rank: the process ends, as it does without PyGraph"
+
+
+def end_process(timeout_s: float) -> None:
+    """Do as c10d's watchdog does."""
+    log.say(SAID.format(timeout_s), is_logged=True)
+    os.kill(os.getpid(), signal.SIGABRT)
+
+
+class Watch:
+    """Watches the latest replay on one device. `note` takes about a microsecond; the GPU is asked only once the time is over."""
+
+    def __init__(
+        self,
+        event: Any,
+        relaxed: Callable[[], contextlib.AbstractContextManager[None]],
+        in_capture: Callable[[], bool],
+        end: Callable[[float], object] = end_process,
+    ) -> None:
+        """Record `event`, a CUDA event, after each replay, and ask for it in a context of `relaxed`, beside captures of other threads."""
+        self._event = event
+        self._relaxed = relaxed
+        self._in_capture = in_capture
+        self._end = end
+        self._timeout_s: float | None = None
+        self._since: float | None = None
+
+    def begin(self, timeout_s: float) -> None:
+        """Watch replays that are noted from now on, with the least of all time-outs, in seconds."""
+        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
+            return  # the user has switched c10d's watchdog off
+        before, self._timeout_s = self._timeout_s, min(timeout_s, self._timeout_s or timeout_s)
+        if before is None:
+            target, mine = _look_until_gone, weakref.ref(self)
+            threading.Thread(target=target, args=(mine,), name="pygraph-watch", daemon=True).start()
+
+    def note(self) -> None:
+        """Note that a replay was launched on the current stream. Raises nothing."""
+        if self._timeout_s is not None and not self._in_capture():
+            self._since = time.monotonic()  # first, since the event may be asked for at any time
+            try:
+                self._event.record()
+            except Exception:  # noqa: BLE001 - an error of the user's, which comes again in a call of theirs
+                self._since = None
+
+    def look(self, now: float) -> float:
+        """End the process if the latest replay has not ended in time; return the seconds until the next look."""
+        since, timeout_s = self._since, self._timeout_s or LONGEST_PAUSE_S
+        if since is not None and now - since >= timeout_s:
+            with self._relaxed():
+                is_done = self._event.query()
+            if since == self._since:
+                self._since = None
+                if not is_done:
+                    self._end(timeout_s)
+        return min(timeout_s / 10, LONGEST_PAUSE_S)
+
+
+def _look_until_gone(watch: weakref.ref[Watch]) -> None:
+    while (it := watch()) is not None:
+        try:
+            pause_s = it.look(time.monotonic())
+        except Exception:  # noqa: BLE001 - the GPU has an error, which ends the replay
+            return
+        del it
+        time.sleep(pause_s)

@@ -1,0 +1,264 @@
+"""A graph with collectives is recorded by all ranks in the same call, and runs its collectives as often on this rank as on the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.decisions.ranks.lockstep import NEVER, Lockstep
+from pygraphd.client.recording.collectives import ATTEMPTS, CLOSED, NOT_IDLE
+from pygraphd.client.recording.pipeline import STUCK
+from pygraphd.schema.reasons import ReasonCode
+from tests.support.recording_case import case  # noqa: F401
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.recording_case import Case, Operations
+
+pytestmark = pytest.mark.torch
+
+REDUCES = frozenset({("_c10d_functional::all_reduce_", "0")})
+
+
+@dataclass
+class Peer:
+    """The other rank of a group of two, and the store of both. It takes part in a step unless `against` has its reason, or it `is_late`."""
+
+    against: dict[str, str] = field(default_factory=dict)
+    is_late: bool = False
+    late: int = 0
+    values: dict[str, str] = field(default_factory=dict)
+    now: float = 0.0
+    graphs: list[str] = field(default_factory=list)
+    refuses: str = ""
+
+    @property
+    def first(self) -> tuple[str | None, str | None]:
+        """The results of the votes in the first attempt."""
+        return self.values.get("1/captured"), self.values.get("1/compared")
+
+    def lockstep(self, collectives: frozenset[tuple[str, str]], graph: str) -> Lockstep:
+        assert collectives == REDUCES
+        if self.refuses:
+            raise NotRelocatableError(self.refuses)
+        self.graphs.append(graph)
+        return Lockstep(self, str(len(self.graphs)), 2, 600.0, lambda: self.now, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def count(self, key: str, votes: int) -> int:
+        step = key.split("/")[1]
+        if step in self.against:
+            self.values.setdefault(key.removesuffix("/votes"), self.against[step])
+        return 1 if self.is_late or step in self.against else 2
+
+    def settle(self, key: str, value: str) -> str:
+        return self.values.setdefault(key, value)
+
+    def settled(self, key: str) -> str | None:
+        return self.values.get(key)
+
+
+class Ranks:
+    """The recordings of a sum over both ranks, and this rank's calls of it."""
+
+    def __init__(self, case: Case, peer: Peer) -> None:  # noqa: F811
+        self.case, self.peer = case, peer
+        self.run: Any = case.made(self.body, GraphFacts(collectives=(REDUCES,), digest="d" * 64), groups=peer)
+        self.seen: list[int] = []
+
+    def body(self, operations: Operations, inputs: list[Any]) -> Any:
+        x, y = inputs
+        return (operations.add(operations.reduce(operations.add(x, y)), y),)
+
+    def __call__(self, calls: int = 1, *, as_graph: bool = True) -> list[int]:
+        """Make some calls; return how often each ran the collective. Each has its right result, in a new place."""
+        comm, ran = self.case.recorder.launching.comm, []
+        for number in range(calls):
+            before = comm.value
+            inputs = [self.case.floats(number, 1), self.case.floats(2, 3)]
+            (result,) = (self.run if as_graph else self.run.kernels)(inputs)
+            assert result.tolist() == [2 * number + 6, 11]
+            ran.append(comm.value - before)
+        return ran
+
+
+@pytest.fixture
+def ranks(case: Case) -> Ranks:  # noqa: F811
+    return Ranks(case, Peer())
+
+
+@pytest.mark.parametrize("as_graph", [True, False])
+def test_all_ranks_record_at_the_same_call(ranks: Ranks, as_graph: bool) -> None:
+    assert ranks.run.is_awaited
+
+    assert ranks(ATTEMPTS[0], as_graph=as_graph) == [1, 1, 2]
+    assert not ranks.run.is_awaited
+    assert ranks(20) == [1] * 20
+    assert ranks(20, as_graph=False) == [1] * 20
+
+    ranks.case.expect(captured=1)
+    assert ranks.run.run([ranks.case.floats(0, 1), ranks.case.floats(2, 3)])[0].tolist() == [6, 11]
+    assert ranks.case.recorder.noted == 1
+    assert ranks.run.replays[0].counts.replays == 22
+    assert ranks.run.replays[0].counts.relocated > 0
+    assert ranks.peer.graphs == ["d" * 64 + "/"]
+    assert [*ranks.peer.values.values()] == ["commit", "commit"]
+
+
+def test_a_rank_that_is_late_has_all_launch_until_the_next_attempt(ranks: Ranks) -> None:
+    ranks.peer.is_late = True
+    assert ranks(ATTEMPTS[1] - 1) == [1] * (ATTEMPTS[1] - 1)
+    assert ranks.peer.now >= 10
+    assert ranks.run.refusal is None
+    assert ranks.run.is_awaited
+
+    ranks.peer.is_late = False
+    assert ranks(3) == [2, 1, 1]
+
+    assert any("1 of 2 ranks came" in each for each in ranks.case.report.fallbacks)
+
+
+def test_after_the_last_attempt_it_is_refused(ranks: Ranks) -> None:
+    ranks.peer.is_late = True
+
+    assert ranks(ATTEMPTS[-1] + 1) == [1] * (ATTEMPTS[-1] + 1)
+
+    assert ranks.run.why_refused.code is ReasonCode.RANKS_NOT_RECORDED
+    assert not ranks.run.refused_for_good
+    assert not ranks.run.is_awaited
+    assert len(ranks.peer.graphs) == ranks.peer.late == len(ATTEMPTS)
+
+
+@pytest.mark.parametrize(("step", "ran"), [("captured", 1), ("compared", 2)])
+def test_what_another_rank_refuses_none_has(ranks: Ranks, step: str, ran: int) -> None:
+    ranks.peer.against = {step: f"{NEVER}it cannot be captured" if step == "captured" else "it differs"}
+
+    assert ranks(ATTEMPTS[1] + 1) == [1, 1, ran, *[1] * (ATTEMPTS[1] - 2)]
+
+    assert ranks.run.refusal in {"it cannot be captured", "it differs"}
+    ranks.case.expect(captured=0)
+    assert ranks.case.emulator.live() == (0, 0)
+
+
+def test_a_rank_that_cannot_capture_refuses_for_all_and_says_so_at_once_later(ranks: Ranks) -> None:
+    ranks.case.recorder.between = lambda: (_ for _ in ()).throw(
+        NotRelocatableError("it copies from the host")
+    )
+
+    assert ranks(ATTEMPTS[1]) == [1] * ATTEMPTS[1]
+
+    assert ranks.run.refused_for_good
+    assert {*ranks.peer.values.values()} == {f"{NEVER}it copies from the host"}
+    assert ranks.case.recorder.captures == 1
+
+
+def test_settings_that_no_rank_can_record_with_are_named(ranks: Ranks) -> None:
+    ranks.peer.refuses = "NCCL_GRAPH_REGISTER=1"
+
+    assert ranks(ATTEMPTS[1]) == [1] * ATTEMPTS[1]
+
+    assert str(ranks.run.why_refused) == "its collectives cannot be captured: NCCL_GRAPH_REGISTER=1"
+
+
+def test_a_replay_that_fails_runs_its_collectives_as_kernels(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pygraphd.client.replay.replay import Replay
+
+    def fail(*_: object) -> None:
+        raise DriverError("cuGraphLaunch", 1)
+
+    monkeypatch.setattr(Replay, "run", fail)
+
+    assert ranks(ATTEMPTS[1]) == [1, 1, 2, *[1] * (ATTEMPTS[1] - 3)]
+
+    assert ranks.peer.first == ("commit", f"{NEVER}cuGraphLaunch failed with CUresult 1")
+    assert ranks.run.refusal is not None
+
+
+def test_a_recording_that_differs_is_not_tried_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pygraphd.client.recording import comparison, verification
+
+    differs: Callable[..., Any] = lambda *_: comparison.Disagreement("output 0 differs")  # noqa: E731
+    monkeypatch.setattr(verification, "compare", differs)
+
+    assert ranks(ATTEMPTS[1]) == [1, 1, 2, *[1] * (ATTEMPTS[1] - 3)]
+
+    assert ranks.peer.first == ("commit", f"{NEVER}verification: output 0 differs")
+    assert ranks.run.why_refused.code is ReasonCode.RESULTS_DIFFER
+
+
+def test_an_error_of_the_users_is_theirs_and_has_no_rank_wait(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks(ATTEMPTS[0] - 1)
+    pipeline = ranks.run._pipeline
+    record = pipeline.record
+
+    def then_fail(*given: Any, **named: Any) -> Any:
+        attempt = record(*given, **named)
+        monkeypatch.setattr(ranks.run, "_launch", lambda _: 1 / 0)
+        return attempt
+
+    monkeypatch.setattr(pipeline, "record", then_fail)
+    with pytest.raises(ZeroDivisionError):
+        ranks(1)
+
+    assert [*ranks.peer.values.values()] == ["commit", "a call raised"]
+
+
+def test_a_rank_whose_gpu_is_behind_does_not_take_part(ranks: Ranks) -> None:
+    ranks.case.recorder.idle = [False]
+
+    assert ranks(ATTEMPTS[1]) == [*[1] * (ATTEMPTS[1] - 1), 2]
+
+    assert [*ranks.peer.values.values()] == [NOT_IDLE, "commit", "commit"]
+    assert ranks.peer.late == 1
+
+
+@pytest.mark.parametrize("waits", [1, 2])
+def test_what_a_stuck_gpu_works_on_is_not_given_back(ranks: Ranks, waits: int) -> None:
+    """The first wait is for the GPU to be idle, the second for the replay, the third for the call."""
+    ranks.case.recorder.idle = [*[True] * waits, False]
+
+    assert ranks(ATTEMPTS[1]) == [1, 1, 2, *[1] * (ATTEMPTS[1] - 3)]
+
+    assert ranks.run.refusal == STUCK
+    assert ranks.peer.first == ("commit", f"{NEVER}{STUCK}")
+    assert ranks.case.emulator.live()[0] > 0
+    ranks.run._pipeline.stuck.clear()
+    for each in ranks.case.recorder.cursors:
+        each.closed = True
+    for recording in ranks.case.recorder.recordings:
+        recording.release()
+
+
+def test_a_rank_that_runs_kernels_keeps_the_others_from_waiting(ranks: Ranks) -> None:
+    ranks.run.close()
+
+    assert ranks(ATTEMPTS[0], as_graph=False) == [1] * ATTEMPTS[0]
+
+    assert [*ranks.peer.values.values()] == [f"{NEVER}{CLOSED}"]
+    assert ranks.case.recorder.captures == 0
+
+
+def test_a_layout_that_does_not_fit_is_launched_and_never_recorded_alone(ranks: Ranks) -> None:
+    ranks(ATTEMPTS[0])
+    captures = ranks.case.recorder.captures
+
+    for number in range(12):
+        inputs = [ranks.case.floats(0, number, 1)[1:], ranks.case.floats(2, 3)]
+        assert ranks.run(inputs)[0].tolist() == [2 * number + 6, 11]
+
+    assert ranks.case.recorder.captures == captures
+    assert len(ranks.peer.graphs) == 1
+    assert ranks.run.replays[0].counts.replays == 1
+    assert not any("holds a collective" in each for each in ranks.case.report.fallbacks)
