@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
-COLLECTIVE = Path(__file__).with_name("collective_program.py")
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
 
 
@@ -92,25 +90,6 @@ def test_distributed_data_parallel(tmp_path: Path, world: int) -> None:
     if world > 1:
         led, followed = (sum(said[what] for said in all_said) for what in ("led", "followed"))
         assert led == followed == all_said[0]["graphs"]
-
-
-def test_a_collective_within_a_compiled_graph_is_launched(tmp_path: Path) -> None:
-    """It waits for the other rank, which would not take part in a trial: no call of either hangs, and the reason is told."""
-    world = 2
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"it needs {world} GPUs")
-    folder = tmp_path / "ours"
-
-    started(COLLECTIVE, folder, world, functools.partial(ours, folder))
-
-    all_said = [summary(folder, rank) for rank in range(world)]
-    assert [(folder / f"right.{rank}").read_text() for rank in range(world)] == ["60"] * world
-    for said in all_said:
-        assert said["captured"] == said["deployed"]["GRAPH"] == 0
-        assert {each for each in said["failures"] if not each.startswith("daemon: ")} == set()
-    # One rank finds out for all.
-    told = [each for said in all_said for each in (*said["fallbacks"], *said["reasons"])]
-    assert any("it holds a collective" in each for each in told), told
 
 
 def test_training_with_segments_that_expand(tmp_path: Path) -> None:
