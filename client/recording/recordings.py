@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 MAX_RECORDINGS = 8
-"""Recordings of one callable by default. Beyond that the least recently used one is dropped."""
+"""The least bound on recordings of one callable, whatever `PYGRAPH_SIZES` is. Beyond it the least recently used one is dropped."""
 CAPTURES_OF_EACH = 4
 """Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
 MAX_SIZES = 64
