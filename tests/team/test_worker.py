@@ -57,7 +57,7 @@ class Steps:
     def _count(self, counted: Counters) -> None:
         self.counters += counted
 
-    def _older(self) -> Iterator[list[Publication]]:
+    def _older(self, _until: float) -> Iterator[list[Publication]]:
         for some in self.older:
             self.asked_for_older.append(len(self.queue))
             yield some
@@ -126,7 +126,8 @@ def test_a_reader_does_not_fill_its_queue_with_what_was_there_before(steps: Call
     one = steps(READER)
     one.older = [publications(record_request(["a"]), 7, 1.0)]
     one.until_idle()
-    assert (len(one.queue), one.queue.has_older) == (0, False)
+    assert (len(one.queue), one.asked_for_older) == (0, [])
+    assert one.queue.older_until(5.0) not in (None, 5.0)
 
 
 def test_only_what_the_team_knows_is_delivered(steps: Callable[[str], Steps]) -> None:

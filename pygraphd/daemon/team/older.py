@@ -28,15 +28,15 @@ MOST = 10_000
 _log = logging.getLogger(__name__)
 
 
-def measured_here(database: Path, most: int = MOST) -> Iterator[list[Publication]]:
+def measured_here(database: Path, until: float, most: int = MOST) -> Iterator[list[Publication]]:
     """Yield what is to be published of a cache, oldest first, some entries at a time.
 
-    These are the `most` newest final decisions of this policy that rest on measurements and came from no other host.
+    These are the `most` newest final decisions of this policy that rest on measurements, up to `until` (seconds since the epoch), of this host.
     Raises `sqlalchemy.exc.DBAPIError` or sqlite3.Error.
     """
     engine = sa.create_engine("sqlite://", creator=lambda: _connected(database), poolclass=sa.NullPool)
     with engine.connect() as connection:
-        ids = list(connection.scalars(_NEWEST.limit(most)))
+        ids = list(connection.scalars(_NEWEST.where(Decision.measured_at <= until).limit(most)))
     _log.info("team: %d entries from before are published, too", len(ids))
     for some in chunks(ids[::-1]):
         with engine.connect() as connection:
@@ -64,7 +64,6 @@ _NEWEST = (
     .where(
         Decision.final == 1,
         Decision.policy == POLICY_VERSION,
-        Decision.measured_at.is_not(None),
         *(Decision.host.not_like(f"{prefix}%") for prefix in ELSEWHERE),
     )
     .order_by(Decision.measured_at.desc(), Decision.id)

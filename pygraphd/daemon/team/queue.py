@@ -95,16 +95,13 @@ class Queue:
         if self._run(lambda connection: self._put(connection, rows)) is None:
             self.dropped += len(rows)
 
-    @property
-    def has_older(self) -> bool:
-        """Whether what was recorded before there was a team has been queued; after a fault, so it is said."""
-        return bool(
-            self._run(lambda connection: connection.execute("SELECT count(*) FROM older").fetchone()[0]) != 0
-        )
+    def older_until(self, now: float) -> float | None:
+        """Return when a team was first set (seconds since the epoch): `now`, if none was. None once all from before has been queued, or after a fault."""
+        return self._run(lambda connection: self._older_until(connection, now))
 
-    def note_older(self, now: float) -> None:
-        """Note that it has been queued by `now` (seconds since the epoch), for good."""
-        self._run(lambda connection: connection.execute("INSERT INTO older VALUES (?)", (now,)))
+    def note_older(self) -> None:
+        """Note, for good, that all from before there was a team has been queued."""
+        self._run(lambda connection: connection.execute("UPDATE before_team SET is_queued = 1"))
 
     def first(self, most: int) -> list[Publication]:
         """Return the records that have waited longest; they stay until they are removed."""
@@ -118,6 +115,15 @@ class Queue:
         """Delete records that the team refuses, and count them."""
         self.dropped += len(ids)
         self.remove(ids)
+
+    @staticmethod
+    def _older_until(connection: sqlite3.Connection, now: float) -> float | None:
+        known = connection.execute("SELECT ended_at, is_queued FROM before_team").fetchone()
+        if known is None:
+            connection.execute("INSERT INTO before_team VALUES (?, 0)", (now,))
+            return now
+        ended_at, is_queued = known
+        return None if is_queued else float(ended_at)
 
     def _put(self, connection: sqlite3.Connection, rows: Sequence[tuple[str, int, str]]) -> bool:
         before = connection.total_changes
@@ -199,7 +205,7 @@ _TABLE = f"""
 CREATE TABLE IF NOT EXISTS waiting (
     place INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, uid INTEGER NOT NULL, entry TEXT NOT NULL
 ) STRICT;
-CREATE TABLE IF NOT EXISTS older (queued_at REAL NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS before_team (ended_at REAL NOT NULL, is_queued INTEGER NOT NULL) STRICT;
 PRAGMA user_version={_VERSION};
 """
 

@@ -36,7 +36,7 @@ class Team:
         queue_file: Path,
         deliver: Callable[[Sequence[Portable]], None],
         count: Callable[[Counters], None],
-        older: Callable[[], Iterator[Sequence[Publication]]],
+        older: Callable[[float], Iterator[Sequence[Publication]]],
     ) -> None:
         self._queue_file = queue_file
         self._older = older

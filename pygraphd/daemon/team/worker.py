@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class Worker:
     """One thread for one database, between `start` and `close`.
 
-    `deliver` stores what the team knew, and `count` adds to the daemon's statistics. `older` yields what was recorded before there was a team.
+    `deliver` stores what the team knew, and `count` adds to the daemon's statistics. `older` yields what was recorded up to a time: that at which a team was first set.
     All are called on the thread.
     """
 
@@ -56,7 +56,7 @@ class Worker:
         wanted: Wanted,
         deliver: Callable[[Sequence[Portable]], None],
         count: Callable[[Counters], None],
-        older: Callable[[], Iterator[Sequence[Publication]]],
+        older: Callable[[float], Iterator[Sequence[Publication]]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
@@ -65,7 +65,8 @@ class Worker:
         self._deliver = deliver
         self._count = count
         self._clock = clock
-        self._older = None if queue.has_older else older()
+        until = queue.older_until(time.time())
+        self._older = None if until is None else older(until)
         self._database: Database | None = None
         self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock)
         self._publishing_pauses = Backoff(*_RIGHTS_PAUSE_S, clock)
@@ -193,7 +194,7 @@ class Worker:
             if (some := next(self._older, None)) is not None:
                 self._queue.put(some)
                 return
-            self._queue.note_older(time.time())
+            self._queue.note_older()
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             _log.warning("team: entries from before are published after the next start: %s", error)
         self._older = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 from pygraphd.daemon.team.older import measured_here
@@ -38,9 +39,12 @@ def test_the_newest_that_was_measured_here_has_the_id_that_it_would_have_had(
     imported = Portable(elsewhere.environment, elsewhere.origin, elsewhere.records[0], 1.0)
     store.add_imported(ImportRequest((imported,)), uid=7)
 
-    found = [each for some in measured_here(database) for each in some]
+    until = time.time()
+    store.record(_of_today(make_request("while there was a team")), uid=7)
+
+    found = [each for some in measured_here(database, until) for each in some]
 
     assert [each.id for each in found] == [publications(each, 7, 1.0)[0].id for each in requests]
-    assert [each.id for some in measured_here(database, most=2) for each in some] == [
+    assert [each.id for some in measured_here(database, until, most=2) for each in some] == [
         each.id for each in found[1:]
     ]
