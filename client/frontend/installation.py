@@ -132,7 +132,7 @@ class Hook:
 
     def _end_collectives(self) -> None:
         with self._guard("ending collectives"):
-            if self.runtime is not None:
+            if self.runtime is not None and self.runtime.pid == os.getpid():  # a forked child has no GPU
                 self.runtime.devices.end_collectives()
 
     def _before_saving(self, add: Callable[[Mapping[str, object]], None]) -> None:

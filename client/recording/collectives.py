@@ -51,6 +51,8 @@ class CollectiveRecordings(Recordings):
         super().__init__(launch, recorder, report, facts, max_recordings)
         self._groups = groups
         self._is_closed = False
+        self._timeout_s: float | None = None
+        """The time-out of the process group, once there is a recording."""
 
     @property
     def is_awaited(self) -> bool:
@@ -64,7 +66,7 @@ class CollectiveRecordings(Recordings):
 
         def watched(inputs: list[Any]) -> Any:
             outputs = run(inputs)
-            note()
+            note(self._timeout_s)
             return outputs
 
         return watched
@@ -154,6 +156,7 @@ class CollectiveRecordings(Recordings):
         found = pipeline.compare(attempt, outputs, lockstep)
         if found is None:
             self._keep(slot, attempt)
+            self._timeout_s = lockstep.timeout_s
             self._recorder.watch.begin(lockstep.timeout_s)
             return outputs
         if not isinstance(found, Refusal):

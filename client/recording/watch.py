@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable
 
+SWITCHES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+"""The variable of c10d's watchdog, and its former name, which c10d still reads."""
 LONGEST_PAUSE_S = 10.0
 """The longest time in seconds between two looks; else it is a tenth of the time-out."""
 SAID = "a CUDA graph with collectives has waited {:g} s for another rank: the process ends, as it does without PyGraph"
@@ -45,37 +47,38 @@ class Watch:
         self._in_capture = in_capture
         self._end = end
         self._timeout_s: float | None = None
-        self._since: float | None = None
+        self._latest: tuple[float, float] | None = None
+        """When the latest replay was launched, and its time-out."""
 
     def begin(self, timeout_s: float) -> None:
-        """Watch replays that are noted from now on, with the least of all time-outs, in seconds."""
-        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "0":
+        """Watch replays that are noted from now on, each for the time-out of its own group, as this one in seconds."""
+        if any(os.environ.get(each) == "0" for each in SWITCHES):
             return  # the user has switched c10d's watchdog off
         before, self._timeout_s = self._timeout_s, min(timeout_s, self._timeout_s or timeout_s)
         if before is None:
             target, mine = _look_until_gone, weakref.ref(self)
             threading.Thread(target=target, args=(mine,), name="pygraph-watch", daemon=True).start()
 
-    def note(self) -> None:
-        """Note that a replay was launched on the current stream. Raises nothing."""
-        if self._timeout_s is not None and not self._in_capture():
-            self._since = time.monotonic()  # first, since the event may be asked for at any time
+    def note(self, timeout_s: float | None) -> None:
+        """Note that a replay with a time-out was launched on the current stream; None: no replay was. Raises nothing."""
+        if timeout_s is not None and self._timeout_s is not None and not self._in_capture():
+            self._latest = time.monotonic(), timeout_s  # first, since the event may be asked for at any time
             try:
                 self._event.record()
             except Exception:  # noqa: BLE001 - an error of the user's, which comes again in a call of theirs
-                self._since = None
+                self._latest = None
 
     def look(self, now: float) -> float:
         """End the process if the latest replay has not ended in time; return the seconds until the next look."""
-        since, timeout_s = self._since, self._timeout_s or LONGEST_PAUSE_S
-        if since is not None and now - since >= timeout_s:
+        latest = self._latest
+        if latest is not None and now - latest[0] >= latest[1]:
             with self._relaxed():
                 is_done = self._event.query()
-            if since == self._since:
-                self._since = None
+            if latest is self._latest:
+                self._latest = None
                 if not is_done:
-                    self._end(timeout_s)
-        return min(timeout_s / 10, LONGEST_PAUSE_S)
+                    self._end(latest[1])
+        return min((self._timeout_s or LONGEST_PAUSE_S) / 10, LONGEST_PAUSE_S)
 
 
 def _look_until_gone(watch: weakref.ref[Watch]) -> None:

@@ -48,8 +48,11 @@ def may_die(moment: str) -> None:
 def fail_in_an_attempt() -> None:
     """Have this rank die before it votes on what it has captured or between that vote and its replay, or fail to capture, if it is to."""
     from pygraphd.client.backend.errors import NotRelocatableError
+    from pygraphd.client.decisions.ranks import process_group
     from pygraphd.client.decisions.ranks.lockstep import Lockstep
     from pygraphd.client.recording.capture import CudaRecorder
+
+    process_group.MIN_TIMEOUT_S = 0.0  # so that a rank that has died is waited for not too long
 
     def fail(*_: object, **__: object) -> None:
         raise NotRelocatableError("it was told to fail")

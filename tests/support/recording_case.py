@@ -340,8 +340,8 @@ class HostRecorder:
     def trim(self) -> None:
         pass
 
-    def _note(self) -> None:
-        self.noted += 1
+    def _note(self, timeout_s: float | None) -> None:
+        self.noted += timeout_s is not None
 
     def is_idle_within(self, limit_s: float) -> bool:
         return self.idle.pop(0) if self.idle else True

@@ -17,18 +17,24 @@ def default_store() -> Any:
     return _c10d()._get_default_store()
 
 
-def group_on_gpus(name: str) -> tuple[int, float, str]:
-    """Return the size of a process group, its timeout in seconds, and the class that serves it on GPUs; raises what c10d raises."""
-    backend = _c10d()._resolve_process_group(name)._get_backend(torch.device("cuda"))
-    return backend.size(), backend.options._timeout.total_seconds(), type(backend).__name__
+def group_on_gpus(name: str) -> tuple[int, int, float, str]:
+    """Return the lowest global rank of a process group, its size, its timeout in seconds, and the class that serves it on GPUs.
+
+    Raises what c10d raises.
+    """
+    group = _c10d()._resolve_process_group(name)
+    backend = group._get_backend(torch.device("cuda"))
+    lowest = min(torch.distributed.get_process_group_ranks(group))
+    return lowest, backend.size(), backend.options._timeout.total_seconds(), type(backend).__name__
 
 
 def before_groups_end(action: Callable[[], object]) -> Callable[[], None]:
-    """Have `action` be called before a process group shuts down; return a function that undoes that.
+    """Have `action` be called before a process group shuts down or is aborted; return a function that undoes that.
 
     `destroy_process_group` itself may have been imported by name already.
     """
-    owners = [(torch.distributed.ProcessGroup, "shutdown"), (_c10d(), "_shutdown_backend")]
+    group = torch.distributed.ProcessGroup
+    owners = [(group, "shutdown"), (group, "abort"), (_c10d(), "_shutdown_backend")]
     undo = [_before(owner, name, action) for owner, name in owners if hasattr(owner, name)]
 
     def stop() -> None:

@@ -19,6 +19,8 @@ COMMIT = "commit"
 LATE_END = " ranks came in time"
 LATE = "{} of {}" + LATE_END
 UNREACHABLE = "a rank could not reach the group's store"
+STALE = "the group's store has the votes of an earlier job"
+"""The store of an elastic launcher may outlive a restart. The register, which may say COMMIT, is then of other processes."""
 IN_DOUBT = "the group's store does not tell"
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.02
@@ -76,7 +78,7 @@ class Ballot:
             votes = self._counters.count(self._votes, 1)
             self._is_counted = True
             self._proposal = COMMIT if votes == self._ranks else None
-            return None
+            return STALE if votes > self._ranks else None
         if self._proposal is None and now >= self._deadline:
             self._proposal = self._late()
         if self._proposal is not None:

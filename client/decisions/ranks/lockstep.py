@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 STEPS = (("captured", 10.0), ("compared", 30.0))
 """Each step and the seconds that a rank waits there for others: a capture takes up to seconds, a comparison a few more."""
+MORE_DOUBT_S = 120.0
+"""Seconds beyond the time-out after which c10d has ended the ranks that wait in the launch after their replay."""
 NEVER = "never: "
 """How a vote begins whose reason holds as long as its rank."""
 
@@ -29,7 +31,7 @@ class Lockstep:
     """One rank's attempt to record a graph with collectives, together with all ranks of the group of these collectives.
 
     `attempt` is the same text on all ranks for the same attempt, and for no other. `timeout_s` is how long the group waits for a
-    collective. For as long a rank asks on that cannot find out whether the others replay: until then it can neither replay nor launch,
+    collective. For longer a rank asks on that cannot find out whether the others replay: until then it can neither replay nor launch,
     since either may meet what the others do.
     """
 
@@ -57,7 +59,8 @@ class Lockstep:
     def ballot(self) -> Ballot:
         """Return this rank's part in the vote on the next step."""
         name, limit_s = STEPS[self.steps]
-        doubt_s = 0.0 if self.steps else self.timeout_s
+        # Longer than the others may wait for this rank, or its launch could meet the replay of one that is still there.
+        doubt_s = 0.0 if self.steps else self.timeout_s + MORE_DOUBT_S
         key = f"{self._attempt}/{name}"
         return Ballot(self._counters, key, self._ranks, self._clock(), limit_s, doubt_s)
 

@@ -29,6 +29,8 @@ GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 """With 1, NCCL registers memory in captures: other ranks learn its addresses, which cannot move then, and all ranks have to capture at once."""
 MAX_LATE = 3
 """Attempts with ranks that are late, after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
+MIN_TIMEOUT_S = 90.0
+"""An attempt may hold a rank for over a minute, for which c10d must not end the ranks that wait for it in a collective."""
 TOO_LATE = f"ranks were late {MAX_LATE} times"
 _CAPTURED = tuple(
     f"_c10d_functional::{each}" for each in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -101,15 +103,17 @@ class Groups:
             raise NotRelocatableError(f"{len(names)} process groups, or no group of several ranks")
         (name,) = names
         try:
-            size, timeout_s, kind = torch_private.group_on_gpus(name)
+            lowest, size, timeout_s, kind = torch_private.group_on_gpus(name)
         except Exception as error:  # c10d raises several, and the group may have no backend for GPUs
             raise NotRelocatableError(f"its process group was not found: {type(error).__name__}") from error
         if kind != "ProcessGroupNCCL":
             raise NotRelocatableError(f"its group is served by {kind}")
         self._attempts[graph] += 1
-        attempt = f"recorded/{name}/{graph}/{self._attempts[graph]}"
+        # Groups that do not overlap may have the same name, as those of `split_group` in torch 2.11.
+        attempt = f"recorded/{name}/{lowest}/{size}/{graph}/{self._attempts[graph]}"
         lockstep = Lockstep(agreement.registers, attempt, size, timeout_s)
-        if reason := _setting_against(size) or (TOO_LATE if self.late >= MAX_LATE else None):
+        short = f"its group has a timeout of {timeout_s:g} s" if timeout_s < MIN_TIMEOUT_S else None
+        if reason := _setting_against(size) or short or (TOO_LATE if self.late >= MAX_LATE else None):
             lockstep.refuse(reason, for_good=True)
             raise NotRelocatableError(reason)
         return lockstep
@@ -144,13 +148,20 @@ class Groups:
 
 
 def _setting_against(ranks: int) -> str | None:
-    """Return why NCCL, as it is set in this process, may tell other ranks the addresses of captured memory; None if it does not."""
+    """Return why collectives are not to be captured in this process, as NCCL and c10d are set; None if they may be."""
     register, nvls, hook = (
         os.environ.get(each, "")
         for each in (GRAPH_REGISTER, "NCCL_NVLS_ENABLE", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
     )
     if register != "0":
         return f"{GRAPH_REGISTER}={register}"
+    # c10d then ends no process, but has a collective raise after the time-out, which a replay cannot.
+    for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"):
+        if os.environ.get(name, "0") != "0":
+            return name
+    for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"):
+        if os.environ.get(name) == "2":
+            return f"{name}=2"
     if hook not in {"", "0"}:
         return "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
     # NCCL takes NVLink multicast for more than two GPUs from Hopper on.

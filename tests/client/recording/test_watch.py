@@ -50,9 +50,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_replay_that_has_not_ended_in_time_ends_the_process(ended: list[float], done: bool) -> None:
     event = Event()
     watch = Watch(event, event.relaxed, lambda: False, ended.append)
-    watch.begin(600.0)
     watch.begin(60.0)
-    watch.note()
+    watch.note(60.0)
     now = time.monotonic()
 
     watch.look(now + 59)
@@ -64,6 +63,21 @@ def test_a_replay_that_has_not_ended_in_time_ends_the_process(ended: list[float]
     assert ended == ([] if done else [60.0])
 
 
+def test_a_replay_waits_as_long_as_its_own_group(ended: list[float]) -> None:
+    event = Event()
+    watch = Watch(event, event.relaxed, lambda: False, ended.append)
+    watch.begin(600.0)
+    watch.begin(60.0)
+    watch.note(600.0)
+    now = time.monotonic()
+
+    watch.look(now + 599)
+    assert ended == []
+    watch.look(now + 601)
+
+    assert ended == [600.0]
+
+
 @pytest.mark.parametrize("why", ["not begun", "in a capture", "switched off"])
 def test_what_is_not_watched_is_not_recorded(
     ended: list[float], monkeypatch: pytest.MonkeyPatch, why: str
@@ -71,11 +85,11 @@ def test_what_is_not_watched_is_not_recorded(
     event = Event()
     watch = Watch(event, event.relaxed, lambda: why == "in a capture", ended.append)
     if why == "switched off":
-        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "0")
     if why != "not begun":
         watch.begin(60.0)
 
-    watch.note()
+    watch.note(60.0)
     watch.look(time.monotonic() + 1000)
 
     assert (event.recorded, event.asked, ended) == (0, 0, [])
@@ -85,9 +99,9 @@ def test_a_replay_that_is_noted_meanwhile_has_all_of_its_time(ended: list[float]
     event = Event()
     watch = Watch(event, event.relaxed, lambda: False, ended.append)
     watch.begin(60.0)
-    watch.note()
+    watch.note(60.0)
     later = time.monotonic() + 61
-    event.query = lambda: watch.note()  # type: ignore[assignment, method-assign, return-value]
+    event.query = lambda: watch.note(60.0)  # type: ignore[assignment, method-assign, return-value]
 
     watch.look(later)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import RanksError
-from pygraphd.client.decisions.ranks.atomic_commit import IN_DOUBT, LATE, UNREACHABLE, Ballot
+from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, IN_DOUBT, LATE, STALE, UNREACHABLE, Ballot
 from pygraphd.client.decisions.ranks.lockstep import STEPS, Lockstep
 from pygraphd.client.decisions.ranks.write_once import OPERATION_S, RegisterError, Registers
 from tests.support.memory_store import MemoryStore
@@ -290,6 +290,13 @@ def test_a_rank_that_waits_alone_aborts_at_the_limit() -> None:
 
     assert [ballot.poll(now) for now in (0.0, 1.9)] == [None, None]
     assert ballot.poll(2.0) == LATE.format(1, 2)
+
+
+def test_votes_and_a_commit_of_an_earlier_job_do_not_count() -> None:
+    store = Store({"key/votes": 2}, {"key": COMMIT})
+    ballots = [Ballot(View(store, number), "key", 2, 0.0, 2.0) for number in range(2)]
+
+    assert [ballot.poll(0.0) for ballot in ballots] == [STALE] * 2
 
 
 def test_a_rank_in_doubt_asks_on_as_long_as_its_group_waits() -> None:

@@ -177,7 +177,7 @@ REDUCES = frozenset({("_c10d_functional::all_reduce_", "0")})
 def nccl(init: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Have a group whose collectives NCCL seems to serve, with settings under which they can be captured; return what it seems to be."""
     init(dist.HashStore())
-    group = {"size": 2, "timeout_s": 60.0, "kind": "ProcessGroupNCCL"}
+    group = {"lowest": 0, "size": 2, "timeout_s": 600.0, "kind": "ProcessGroupNCCL"}
     monkeypatch.setattr(torch_private, "group_on_gpus", lambda _: tuple(group.values()))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
     monkeypatch.setenv(GRAPH_REGISTER, "0")
@@ -191,7 +191,9 @@ def test_each_attempt_at_a_graph_has_a_vote_of_its_own(groups: Groups, nccl: dic
         groups.lockstep(REDUCES, GRAPH).refuse("not now")
     groups.lockstep(REDUCES, HERE).refuse("not now")
 
-    keys = [f"pygraph/2/recorded/0/{graph}/{n}/captured" for graph, n in ((GRAPH, 1), (GRAPH, 2), (HERE, 1))]
+    keys = [
+        f"pygraph/2/recorded/0/0/2/{graph}/{n}/captured" for graph, n in ((GRAPH, 1), (GRAPH, 2), (HERE, 1))
+    ]
     assert torch_private.default_store().check(keys)
     groups.lockstep(frozenset({("_c10d_functional::all_gather_into_tensor_out", "0")}), GRAPH)
 
@@ -216,12 +218,15 @@ def test_what_cannot_be_captured_is_refused_before(
     [
         (GRAPH_REGISTER, "1", 2, "NCCL_GRAPH_REGISTER=1"),
         ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "1", 2, "ALLOCATOR_HOOK"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", 2, "TORCH_NCCL_ASYNC_ERROR_HANDLING=2"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3", 2, None),
+        ("TORCH_NCCL_BLOCKING_WAIT", "1", 2, "BLOCKING_WAIT"),
         ("NCCL_NVLS_ENABLE", "2", 4, "multicast"),
         ("NCCL_NVLS_ENABLE", "2", 2, None),
         ("NCCL_NVLS_ENABLE", "0", 4, None),
     ],
 )
-def test_settings_of_nccl_by_which_others_know_addresses_are_refused_for_all(
+def test_settings_with_which_collectives_cannot_be_captured_are_refused_for_all(
     groups: Groups, nccl: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str, value: str, ranks: int, why: str | None
 ) -> None:  # fmt: skip
     monkeypatch.setenv(name, value)
@@ -230,8 +235,27 @@ def test_settings_of_nccl_by_which_others_know_addresses_are_refused_for_all(
     with pytest.raises(NotRelocatableError, match=why) if why else contextlib.nullcontext():
         groups.lockstep(REDUCES, GRAPH)
 
-    key = f"pygraph/2/recorded/0/{GRAPH}/1/captured"
+    key = f"pygraph/2/recorded/0/0/{ranks}/{GRAPH}/1/captured"
     assert torch_private.default_store().check([key]) is bool(why)
+
+
+def test_parallel_groups_of_one_name_do_not_count_each_others_votes(
+    groups: Groups, nccl: dict[str, Any]
+) -> None:
+    mine = groups.lockstep(REDUCES, GRAPH).ballot()
+    nccl["lowest"] = 2
+    other = Groups(Report()).lockstep(REDUCES, GRAPH).ballot()
+
+    results = [ballot.poll(time.monotonic()) for ballot in (mine, other, mine, other)]
+
+    assert results == [None] * 4  # each waits for the second rank of its own group
+
+
+def test_a_group_with_a_short_timeout_is_refused(groups: Groups, nccl: dict[str, Any]) -> None:
+    nccl["timeout_s"] = 10.0
+
+    with pytest.raises(NotRelocatableError, match="a timeout of 10 s"):
+        groups.lockstep(REDUCES, GRAPH)
 
 
 def test_after_a_few_attempts_in_vain_none_is_made(groups: Groups, nccl: dict[str, Any]) -> None:
@@ -240,7 +264,7 @@ def test_after_a_few_attempts_in_vain_none_is_made(groups: Groups, nccl: dict[st
     with pytest.raises(NotRelocatableError, match="late"):
         groups.lockstep(REDUCES, GRAPH)
 
-    key = f"pygraph/2/recorded/0/{GRAPH}/1/captured"
+    key = f"pygraph/2/recorded/0/0/2/{GRAPH}/1/captured"
     assert torch_private.default_store().get(key) == f"never: {TOO_LATE}".encode()
 
 
@@ -284,6 +308,19 @@ def test_what_has_to_end_before_a_group_does(init: Callable[..., None]) -> None:
     assert all(seen)
 
 
+def test_what_has_to_end_before_a_group_is_aborted(init: Callable[..., None]) -> None:
+    seen: list[bool] = []
+    undo = torch_private.before_groups_end(lambda: seen.append(dist.is_initialized()))
+    try:
+        init(dist.HashStore())
+        with contextlib.suppress(RuntimeError):  # the backend of this test cannot abort
+            dist.distributed_c10d._abort_process_group()
+    finally:
+        undo()
+
+    assert seen == [True]
+
+
 def test_the_group_of_a_collective_is_found_by_its_name(init: Callable[..., None]) -> None:
     init(dist.HashStore())
     store = dist.HashStore()
@@ -291,7 +328,7 @@ def test_the_group_of_a_collective_is_found_by_its_name(init: Callable[..., None
     assert dist.group.WORLD is not None
     dist.group.WORLD._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.GLOO, backend)
 
-    size, timeout_s, kind = torch_private.group_on_gpus(dist.group.WORLD.group_name)
+    lowest, size, timeout_s, kind = torch_private.group_on_gpus(dist.group.WORLD.group_name)
 
-    assert (size, kind) == (1, "ProcessGroupGloo")
+    assert (lowest, size, kind) == (0, 1, "ProcessGroupGloo")
     assert timeout_s > 0
