@@ -105,11 +105,14 @@ class Ballot:
 
 
 def waited_for(
-    ballot: Ballot, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Any] = time.sleep
+    ballot: Ballot,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Any] = time.sleep,
+    longest_s: float = LONGEST_POLL_S,
 ) -> str:
-    """Vote for a step; return COMMIT, or the reason why no rank takes it."""
+    """Vote for a step, with polls up to `longest_s` apart; return COMMIT, or the reason why no rank takes it."""
     pause = FIRST_POLL_S
     while (result := ballot.poll(clock())) is None:
         sleep(pause)
-        pause = min(2 * pause, LONGEST_POLL_S)
+        pause = min(2 * pause, longest_s)
     return result

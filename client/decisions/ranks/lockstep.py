@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend.errors import RanksError
-from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LATE_END, Ballot, waited_for
+from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LATE_END, LONGEST_POLL_S, Ballot, waited_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,7 @@ class Lockstep:
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Any] = time.sleep,
+        longest_poll_s: float = LONGEST_POLL_S,
     ) -> None:
         self._counters = counters
         self._attempt = attempt
@@ -50,6 +51,7 @@ class Lockstep:
         self.timeout_s = timeout_s
         self._clock = clock
         self._sleep = sleep
+        self._longest_poll_s = longest_poll_s
         self.steps = 0
         """The number of steps that all ranks have taken: after the first one, each of them runs the collectives once more."""
         self.is_late = False
@@ -66,7 +68,7 @@ class Lockstep:
 
     def go_on(self) -> None:
         """Take the next step once all ranks do; raises RanksError if none does."""
-        self.note(waited_for(self.ballot(), self._clock, self._sleep))
+        self.note(waited_for(self.ballot(), self._clock, self._sleep, self._longest_poll_s))
 
     def note(self, result: str) -> None:
         """Note the result of a vote; raises RanksError unless the step is taken."""

@@ -11,6 +11,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.decisions.ranks.atomic_commit import LONGEST_POLL_S
 from pygraphd.client.decisions.ranks.consensus import ALONE, WAIT_LIMIT_S, Agreement
 from pygraphd.client.decisions.ranks.lockstep import Lockstep
 from pygraphd.client.decisions.ranks.write_once import OPERATION_S, Registers
@@ -29,6 +30,8 @@ GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 """With 1, NCCL registers memory in captures: other ranks learn its addresses, which cannot move then, and all ranks have to capture at once."""
 MAX_LATE = 3
 """Attempts with ranks that are late, after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
+POLL_S_OF_EACH = 2e-4
+"""Seconds between polls for each rank of the job: one thread serves the store of all, and has 5,000 polls a second at most."""
 MIN_TIMEOUT_S = 90.0
 """An attempt may hold a rank for over a minute, for which c10d must not end the ranks that wait for it in a collective."""
 TOO_LATE = f"ranks were late {MAX_LATE} times"
@@ -111,7 +114,8 @@ class Groups:
         self._attempts[graph] += 1
         # Groups that do not overlap may have the same name, as those of `split_group` in torch 2.11.
         attempt = f"recorded/{name}/{lowest}/{size}/{graph}/{self._attempts[graph]}"
-        lockstep = Lockstep(agreement.registers, attempt, size, timeout_s)
+        longest_s = max(LONGEST_POLL_S, POLL_S_OF_EACH * torch.distributed.get_world_size())
+        lockstep = Lockstep(agreement.registers, attempt, size, timeout_s, longest_poll_s=longest_s)
         short = f"its group has a timeout of {timeout_s:g} s" if timeout_s < MIN_TIMEOUT_S else None
         if reason := _setting_against(size) or short or (TOO_LATE if self.late >= MAX_LATE else None):
             lockstep.refuse(reason, for_good=True)

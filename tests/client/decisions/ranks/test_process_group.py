@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.backend.errors import NotRelocatableError, RanksError
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.ranks.process_group import (
     GRAPH_REGISTER,
@@ -249,6 +249,20 @@ def test_parallel_groups_of_one_name_do_not_count_each_others_votes(
     results = [ballot.poll(time.monotonic()) for ballot in (mine, other, mine, other)]
 
     assert results == [None] * 4  # each waits for the second rank of its own group
+
+
+def test_many_ranks_poll_their_one_store_less_often(
+    groups: Groups, nccl: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 512)
+    lockstep = groups.lockstep(REDUCES, GRAPH)
+    pauses: list[float] = []
+    lockstep._clock, lockstep._sleep = (lambda: sum(pauses)), pauses.append
+
+    with pytest.raises(RanksError, match="1 of 2 ranks came"):
+        lockstep.go_on()
+
+    assert len(pauses) < 120
 
 
 def test_a_group_with_a_short_timeout_is_refused(groups: Groups, nccl: dict[str, Any]) -> None:
