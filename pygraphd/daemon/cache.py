@@ -101,12 +101,8 @@ class Cache:
         self._has_checked = False
         self._is_closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.team = Team(
-            locations.team_queue,
-            self._store_of_team,
-            self._count_of_team,
-            functools.partial(older.measured_here, locations.database),
-        )
+        before_team = functools.partial(older.measured_here, locations.database)
+        self.team = Team(locations.team_queue, self._store_of_team, self._count_of_team, before_team)
         self._writing_hits: asyncio.Task[None] | None = None
         self._ingesting: asyncio.Task[None] | None = None
 
@@ -116,7 +112,7 @@ class Cache:
             return None
         # On this thread: to hand it to another one takes longer than all of a lookup.
         found = self._find(self._reader, body)
-        if found.missing and spool.is_any_waiting(self._spool):
+        if found.missing and self._may_be_spooled():
             return None
         return self._answer(found)
 
@@ -126,8 +122,9 @@ class Cache:
             return answer
         spooled = self.counters.spooled
         found = await self._run(self._reading, self._find, self._large_reader, body)
-        if found.missing and spool.is_any_waiting(self._spool):
-            await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S)
+        for _ in range(2):  # a task under way may have listed the files before the latest came
+            if found.missing and self._may_be_spooled():
+                await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S / 2)
         if found.missing and self.counters.spooled > spooled:
             found = await self._run(self._reading, self._find, self._large_reader, body)
         if self._loading is not None:
@@ -289,6 +286,11 @@ class Cache:
         if self._ingesting is None or self._ingesting.done():
             self._ingesting = asyncio.create_task(self._take_in_spool())
         return self._ingesting
+
+    def _may_be_spooled(
+        self,
+    ) -> bool:  # a file goes once it is stored, which may be after its records were missed
+        return not (self._ingesting is None or self._ingesting.done()) or spool.is_any_waiting(self._spool)
 
     async def _take_in_spool(self) -> None:
         taken = 0

@@ -347,6 +347,28 @@ def test_a_miss_does_not_wait_for_all_of_a_spool(
     _with_cache(tmp_path, use)
 
 
+def test_a_miss_waits_for_a_record_that_came_after_the_spool_was_listed(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    async def use(cache: Cache) -> None:
+        (tmp_path / "spool").mkdir()
+        (tmp_path / "spool" / "1.json").write_bytes(encode(make_request("a")))
+        done = threading.Event()
+        cache._writing.submit(done.wait)
+        under_way = cache._ingestion()
+        await asyncio.sleep(0)  # it asks for the list now
+        await cache._run(cache._reading, lambda: None)  # and has it
+        (tmp_path / "spool" / "2.json").write_bytes(encode(make_request("b")))
+        lookup = asyncio.create_task(cache.lookup(_lookup_of(make_request("b"))))
+        for _ in range(3):  # until it has read the database, and waits for the spool
+            await cache._run(cache._reading, lambda: None)
+        assert not under_way.done()
+        done.set()
+        assert len(decode(LookupAnswer, await lookup).entries) == 1
+
+    _with_cache(tmp_path, use)
+
+
 def test_only_large_lookups_are_handed_to_a_thread(
     tmp_path: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
