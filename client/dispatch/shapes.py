@@ -34,7 +34,9 @@ SETUPS_PER_SIZE = 4
 RECORDING_SHARE = 0.1
 """Share of the time that recordings may take in the long run; further sizes wait for their setup."""
 RECORDING_ALLOWANCE_S = 1.0
-"""Seconds of recording that may come at once. A recording takes 0.02 to 0.1 s."""
+"""Seconds of recording that may come at once."""
+EXPECTED_S = 0.1
+"""Seconds that count for a size from its setup until it is recorded: many sizes may be set up before the first of them comes back."""
 MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
 question takes time."""
@@ -100,7 +102,8 @@ class ShapeDispatcher:
         self._setups = 0
         self._clock = clock
         self._debt_s = 0.0  # of recording, which time pays back
-        self._told_at_s, self._told_ms = clock(), report.recording_ms
+        self._expected = 0  # recordings that the debt has `EXPECTED_S` for
+        self._told_at_s, self._told_ms, self._told = clock(), report.recording_ms, report.counts["captured"]
         self._deciding = threading.Lock()
         # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
         self._guarded = guarded(report, "dynamic sizes", in_full=True)
@@ -179,11 +182,21 @@ class ShapeDispatcher:
     def _why_no_more(self) -> str | None:
         if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
             return TOO_MANY
-        now_s, recorded_ms = self._clock(), self._report.recording_ms
-        paid_s = RECORDING_SHARE * (now_s - self._told_at_s)
+        return NO_TIME if self._debt_now_s() > RECORDING_ALLOWANCE_S else None
+
+    def _debt_now_s(self) -> float:
+        """Return the time that recordings have taken and are about to take, less the share of all time that they may take."""
+        now_s, recorded_ms, recorded = (
+            self._clock(),
+            self._report.recording_ms,
+            self._report.counts["captured"],
+        )
+        came = min(recorded - self._told, self._expected)
+        paid_s = RECORDING_SHARE * (now_s - self._told_at_s) + came * EXPECTED_S
         self._debt_s = max(self._debt_s - paid_s, 0.0) + (recorded_ms - self._told_ms) / 1e3
-        self._told_at_s, self._told_ms = now_s, recorded_ms
-        return NO_TIME if self._debt_s > RECORDING_ALLOWANCE_S else None
+        self._expected -= came
+        self._told_at_s, self._told_ms, self._told = now_s, recorded_ms, recorded
+        return self._debt_s
 
     def _calls_to_make_room(self) -> int:
         """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.
@@ -211,6 +224,8 @@ class ShapeDispatcher:
 
     def _set_up(self, sizes: Sizes, known: DecidedSize | None) -> Runnable:
         self._setups += 1
+        self._expected += 1
+        self._debt_s += EXPECTED_S
         del self._seen[sizes]
         failed = DecidedSize(Slot(self._launch), lambda: None)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed

@@ -29,6 +29,7 @@ class Case:
         self.most_open = 0
         self.wholes = 0
         self.now_s = 0.0
+        self.records_at_once = True
         self.sized = ShapeDispatcher(
             lambda _inputs: LAUNCHED,
             Bounds(**bounds),
@@ -48,6 +49,7 @@ class Case:
         self.decided.append(sizes)
         self.open.add(sizes)
         self.most_open = max(self.most_open, len(self.open))
+        self.report.count(captured=int(self.records_at_once))
         return DecidedSize(Slot(lambda _inputs: sizes), lambda: self.open.discard(sizes))
 
     def whole(self) -> Any:
@@ -94,6 +96,20 @@ def test_a_further_size_waits_while_recordings_have_taken_their_share_of_the_tim
     case.now_s += 0.5 / shapes.RECORDING_SHARE
     assert case.calls(16) == [(16,)]
     assert case.asked == []
+
+
+def test_sizes_wait_while_those_before_are_still_to_be_recorded() -> None:
+    case = Case(calls=1)
+    case.records_at_once = False
+    most = round(shapes.RECORDING_ALLOWANCE_S / shapes.EXPECTED_S)
+
+    assert case.calls(*range(2 * most)).count(LAUNCHED) in {most - 1, most}
+    assert set(case.report.fallbacks) == {shapes.NO_TIME}
+    case.report.count(captured=most)  # which took no time
+    assert case.calls(100) == [(100,)]
+    case.report.count(captured=1)
+    case.report.recording_ms += 1e3 * shapes.RECORDING_ALLOWANCE_S + 200
+    assert case.calls(101) == [LAUNCHED]
 
 
 def test_all_integers_count_in_their_order() -> None:
