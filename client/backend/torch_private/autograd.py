@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,17 @@ _SAVED = "pygraph saved: "
 
 _DONATED = "pygraph donated: "
 """Prefix of a counter that each graph has; the indices of the donated inputs of a backward follow, as JSON."""
+
+_FUNCTION = re.compile(r"^ *def (\w+)\(.*\bargs\b", re.MULTILINE)
+"""A function of generated code that takes a list of inputs."""
+_NO_SUBGRAPHS = {"call", "benchmark_compiled_module"}
+"""Such functions that generated code always has, beside those of partitions. Others are of subgraphs, and have names of their own."""
+_INPUTS = re.compile(r"^ *def call\(.*\bargs\):\n *(.+) = args$", re.MULTILINE)
+_SAME_MEMORY = re.compile(r"^ *(\w+) = (.*)# *(reuse|alias) *$", re.MULTILINE)
+"""A line of generated code that gives the memory of one value to another, or a second name to it."""
+_NAME = re.compile(r"\w+")
+_POOL = "alloc_from_pool("
+"""Found in code whose memory is planned otherwise, without such lines."""
 
 
 def keep_saved(graph: torch.fx.Graph) -> None:
@@ -39,8 +51,28 @@ def saved_outputs(compiled: Any) -> frozenset[int]:
 
 
 def donated_inputs(compiled: Any) -> frozenset[int] | None:
-    """Return the indices of inputs that are donated to a backward, as `keep_saved` stored them; None if it did not."""
-    return _kept(compiled, _DONATED)
+    """Return the indices of inputs that are donated to a backward and whose memory its code uses again; None if `keep_saved` was not called."""
+    donated = _kept(compiled, _DONATED)
+    return reused_inputs(compiled.source_code, donated) if donated else donated
+
+
+def reused_inputs(code: str, donated: frozenset[int]) -> frozenset[int]:
+    """Return those of the donated inputs whose memory generated code gives to other values; all of them if the code is not understood."""
+    functions, given = set(_FUNCTION.findall(code)), _INPUTS.search(code)
+    names = [each.strip() for each in given[1].strip(", ").split(",")] if given else []
+    others = {each for each in functions if not each.startswith("partition_")} - _NO_SUBGRAPHS
+    if others or len(names) <= max(donated) or _POOL in code:
+        return donated
+    same = [(made, _NAME.findall(of), comment) for made, of, comment in _SAME_MEMORY.findall(code)]
+    inputs: dict[str, set[str]] = {name: {name} for name in names}
+    before = 0
+    while before < (
+        before := sum(map(len, inputs.values()))
+    ):  # partitions stand before the code that calls them
+        for made, of, _ in same:
+            inputs.setdefault(made, set()).update(*(inputs.get(each, ()) for each in of))
+    reused = set[str]().union(*(inputs[made] for made, _, comment in same if comment == "reuse"))
+    return frozenset(index for index in donated if names[index] in reused)
 
 
 def _kept(compiled: Any, prefix: str) -> frozenset[int] | None:

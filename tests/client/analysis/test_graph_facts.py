@@ -51,4 +51,4 @@ def test_an_input_that_another_partition_makes_may_be_written() -> None:
 def test_what_is_donated_is_known_of_graphs_that_were_compiled_with_pygraph(
     names: list[str], donated: set[int] | None
 ) -> None:
-    assert donated_inputs(SimpleNamespace(counter_deltas=dict.fromkeys(names, 1))) == donated
+    assert donated_inputs(SimpleNamespace(counter_deltas=dict.fromkeys(names, 1), source_code="")) == donated
