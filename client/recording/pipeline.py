@@ -257,6 +257,7 @@ class Pipeline:
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:
         """Capture a call on stand-ins, and again with output reserves until no output overlaps with other memory."""
         self.captures += 1
+        self._recorder.empty_cache()
         try:
             tensors = call.stand_ins()
             try:

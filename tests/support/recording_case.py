@@ -262,6 +262,8 @@ class HostRecorder:
         self.cursors: list[RngCursor] = []
         self.recordings: list[Recording] = []
         self.captures = 0
+        self.emptied_before: list[int] = []
+        """How many captures there had been each time that the allocator's cache was emptied before one."""
         self.reserves: list[Sequence[OutputReserve]] = []
         self.backings: list[int] = []
         self.free = 1 << 40
@@ -336,6 +338,9 @@ class HostRecorder:
 
     def why_not(self) -> str | None:
         return self.refuses
+
+    def empty_cache(self) -> None:
+        self.emptied_before.append(self.captures)
 
     def trim(self) -> None:
         pass

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend.errors import FallbackError, TransientError
+from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.recording.output_reserves import OutputReserves
@@ -79,6 +80,23 @@ def test_who_asks_why_nothing_is_captured_waits_for_nobody(
         thread.join(5)
 
     assert answers == [BUSY]
+
+
+@pytest.mark.parametrize(
+    ("free", "why_not", "emptied"),
+    [(capture.LEAST_CACHE + 1, None, 1), (capture.LEAST_CACHE, None, 0), (1 << 30, HISTORY, 0)],
+)
+def test_much_free_memory_is_given_back_before_a_capture(
+    monkeypatch: pytest.MonkeyPatch, free: int, why_not: str | None, emptied: int
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 100 + free)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
+    monkeypatch.setattr(workspaces, "empty_cache", lambda: asked.append(1))
+
+    recorder(monkeypatch, why_not).empty_cache()
+
+    assert len(asked) == emptied
 
 
 class Stream:
