@@ -1,12 +1,14 @@
 """The files of a bundle: one for each entry, with the row of an export in it, and named by both halves of its key.
 
-So a reader opens only names that it works out itself, what one process writes hides nothing of another's, and no lock is needed, as
-on NFS, where many hosts may write at once.
+So a reader opens only names that it works out itself, what one process writes hides nothing of another's, and readers need no lock.
+Of processes that end at once one writes at a time, so that what all have is written once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import time
@@ -20,14 +22,20 @@ from pygraphd.schema.ownership import open_regular, replace_file
 from pygraphd.schema.portable import BUNDLED, ELSEWHERE, FORMAT, FORMAT_VERSION, MAX_LINE_BYTES, Portable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
 
 MAX_FILES = 100_000
 """Files in a folder above which nothing is added."""
 WRITING_S = 5.0
 """Seconds of writing after which no other file is begun."""
+WAITING_S = 2.0
+"""Seconds for which a process waits while another one writes; then it writes all the same."""
+_POLL_S = 0.1
 _SUFFIX = ".json"
+_LOCK = ".writing"
+"""The file whose lock the process has that writes. It stays, empty."""
 
 
 def file_name(key: str) -> str:
@@ -76,8 +84,32 @@ def _as_bundled(entry: Portable) -> Portable:
     return dataclasses.replace(entry, origin=origin, measured_at=measured_at)
 
 
-def write(folder: Path, entries: Mapping[str, Portable]) -> None:
-    """Write the files of entries by key, each as a whole; raises OSError, also after `WRITING_S`."""
+def write(
+    folder: Path,
+    wanted: AbstractSet[str],
+    own: AbstractSet[str],
+    complete: Callable[[AbstractSet[str]], Mapping[str, Portable]],
+) -> None:
+    """Write the files of the entries `wanted` (keys) that are not there, and of those of `own`, each as a whole.
+
+    `complete` returns entries by key. One process of all hosts writes at a time; those that wait find what it wrote. Raises OSError, also
+    if there are `MAX_FILES`, and after `WRITING_S`.
+    """
+    if not wanted - (_keys(folder) - own):
+        return
+    end = time.monotonic() + WAITING_S
+    with _lock(folder / _LOCK) as is_ours:
+        while True:
+            may_write = is_ours() or time.monotonic() > end
+            missing = wanted - (_keys(folder) - own)
+            if may_write or not missing:
+                break
+            time.sleep(_POLL_S)
+        if missing:
+            _write(folder, complete(missing))
+
+
+def _write(folder: Path, entries: Mapping[str, Portable]) -> None:
     until = time.monotonic() + WRITING_S
     for key, entry in entries.items():
         if time.monotonic() > until:
@@ -85,7 +117,37 @@ def write(folder: Path, entries: Mapping[str, Portable]) -> None:
         replace_file(folder / file_name(key), json.dumps(content(entry)).encode())
 
 
-def keys(folder: Path) -> frozenset[str]:
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[Callable[[], bool]]:
+    """Return what tries to lock a file, and returns whether that is done; it is, too, where locks are not to be had. The end unlocks it."""
+    descriptor = None
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
+        # Of another user's file the lock can be had by reading, but not over NFS.
+        with contextlib.suppress(PermissionError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
+        if descriptor is None:
+            descriptor = os.open(path, os.O_RDONLY | flags)
+
+    def is_ours() -> bool:
+        if descriptor is None:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # a file system without locks
+        return True
+
+    try:
+        yield is_ours
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _keys(folder: Path) -> frozenset[str]:
     """Return the keys of the files in a folder, which is made if need be; raises OSError, also if there are `MAX_FILES`."""
     folder.mkdir(parents=True, exist_ok=True)
     there = frozenset(name.removesuffix(_SUFFIX) for name in os.listdir(folder))  # noqa: PTH208 - names are all that is needed

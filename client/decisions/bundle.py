@@ -92,9 +92,13 @@ class Bundle:
         if self._shared is None or not self._entries:
             return
         with guarded(self._report, "bundle", in_full=True):
-            there = bundle.keys(self._shared) - self._own
-            new = {key: each for key, each in self._entries.copy().items() if key not in there}
-            bundle.write(self._shared, self._complete(new))
+            known = self._entries.copy()
+            bundle.write(
+                self._shared,
+                known.keys(),
+                self._own,
+                lambda keys: self._complete({key: known[key] for key in keys}),
+            )
 
     def _complete(self, entries: Mapping[str, Portable | Hit]) -> dict[str, Portable]:
         """Return entries with their measurements, which the database has, or else the spool; others are left out."""

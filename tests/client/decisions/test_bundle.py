@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import json
+import multiprocessing
 import os
 import resource
-import threading
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +22,7 @@ from pygraphd.client.decisions.bundle import Bundle
 from pygraphd.client.decisions.service import Cache
 from pygraphd.daemon import exchange
 from pygraphd.daemon.store import Store
-from pygraphd.schema import bundle, shipped
+from pygraphd.schema import bundle, ownership, shipped
 from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
@@ -39,6 +41,8 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.queues import SimpleQueue
+    from multiprocessing.synchronize import Barrier
 
 ENVIRONMENT = Environment("H100", "9.0", 132, 80000, "", "2.13.0", "3.4", "12.8", "570", "9")
 OTHER_GPU = dataclasses.replace(ENVIRONMENT, gpu="H200")
@@ -73,6 +77,11 @@ def text_of(entry: Portable) -> bytes:
     return json.dumps(bundle.content(entry)).encode()
 
 
+def files(shared: Path) -> list[str]:
+    """Return the names in the folder but that of the lock."""
+    return [file.name for file in shared.iterdir() if file.name != ".writing"]
+
+
 def complaints(report: Report) -> list[str]:
     return [each for each in report.failures if each.startswith("bundle")]
 
@@ -93,7 +102,7 @@ def test_what_one_process_has_measured_another_one_finds(tmp_path: Path, shared:
     assert report.counts["from_bundle"] == 1
     assert not complaints(report)
     assert second.lookup(OTHER_GPU, [GRAPH.digest]) == {}
-    assert [file.name for file in shared.iterdir()] == [NAME]
+    assert files(shared) == [NAME]
     assert (shared / NAME).stat() == written  # it has nothing to add
 
 
@@ -160,31 +169,77 @@ def test_whatever_lies_there_is_a_miss_and_is_replaced(places: Locations, shared
     assert len(complaints(report)) == {"above": 0, "folder": 2}.get(kind, 1)
     assert bool(after.bundle.find(ENVIRONMENT, [GRAPH.digest])) is (kind != "folder")
     assert {file: file.read_bytes() for file in outside} == outside
-    assert [file.name for file in shared.iterdir()] == [NAME]  # no temporary file
+    assert files(shared) == [NAME]  # no temporary file
 
 
-def test_many_processes_write_at_once(places: Locations, shared: Path) -> None:
-    caches = [opened(places, shared)[0] for _ in range(4)]
+def _end(shared: Path, place: Path, number: int, barrier: Barrier, counts: SimpleQueue[int]) -> None:
+    """End as one of several processes with the same entries; whoever writes first is killed after `_KILLED_AFTER` files."""
+    cache, _ = opened(locate({"PYGRAPHD_HOME": str(place)}), shared)
+    for entry in _entries():
+        cache.bundle._add(entry_id(*entry.key), entry)
+    written = 0
+
+    def counted(path: Path, data: bytes) -> None:
+        nonlocal written
+        if written == _KILLED_AFTER:
+            with contextlib.suppress(FileExistsError):
+                (place / "killed").open("x").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+        ownership.replace_file(path, data)
+        written += 1
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(bundle, "replace_file", counted)
+    patch.setattr(bundle, "_POLL_S", 0.001 * (number + 1))
+    barrier.wait()
+    cache.bundle.write()
+    counts.put(written)
+
+
+_KILLED_AFTER = 20
+
+
+def _entries() -> list[Portable]:
+    graphs = (dataclasses.replace(GRAPH, digest=f"{number:064x}") for number in range(200))
+    return [dataclasses.replace(ENTRY, record=dataclasses.replace(RECORD, graph=graph)) for graph in graphs]
+
+
+def test_of_processes_that_end_at_once_one_writes_and_another_goes_on_if_it_is_killed(
+    places: Locations, shared: Path, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("fork")
+    barrier, counts = context.Barrier(6), context.SimpleQueue()
+    processes = [
+        context.Process(target=_end, args=(shared, tmp_path, number, barrier, counts)) for number in range(6)
+    ]
+    for process in processes:
+        process.start()
     reader, report = opened(places, shared)
-    for number, cache in enumerate(caches):
-        cache.bundle.add(ENVIRONMENT, Origin(f"host-{number}", "0.1.0"), RECORD)
-    caches[0].bundle.write()
-    done = threading.Event()
+    while any(process.is_alive() for process in processes):
+        reader.bundle.find(ENVIRONMENT, [entry.record.graph.digest for entry in _entries()[-10:]])
+    for process in processes:
+        process.join()
 
-    def write(cache: Cache) -> None:
-        for _ in range(50):
-            cache.bundle.write()
+    assert sorted(process.exitcode or 0 for process in processes) == [-signal.SIGKILL, 0, 0, 0, 0, 0]
+    assert sorted(counts.get() for _ in range(5)) == [0, 0, 0, 0, 200 - _KILLED_AFTER]
+    assert not complaints(report)  # a file is there as a whole or not at all
+    assert len(reader.bundle.find(ENVIRONMENT, [each.record.graph.digest for each in _entries()])) == 200
 
-    threads = [threading.Thread(target=write, args=(cache,)) for cache in caches]
-    for thread in threads:
-        thread.start()
-    while not done.is_set():
-        if not any(thread.is_alive() for thread in threads):
-            done.set()
-        assert len(reader.bundle.find(ENVIRONMENT, [GRAPH.digest])) == 1
+
+def test_a_writer_that_hangs_is_not_waited_for_long(
+    places: Locations, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "WAITING_S", 0.1)
+    cache, report = opened(places, shared)
+    cache.record(ENVIRONMENT, [RECORD])
+    shared.mkdir()
+
+    with (shared / ".writing").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cache.bundle.write()
 
     assert not complaints(report)
-    assert [file.name for file in shared.iterdir()] == [NAME]
+    assert files(shared) == [NAME]
 
 
 @contextlib.contextmanager
@@ -205,7 +260,7 @@ def test_a_disk_that_takes_nothing_is_a_failure_and_leaves_nothing(places: Locat
         cache.bundle.write()
 
     assert [each[:15] for each in complaints(report)] == ["bundle: OSError"]
-    assert list(shared.iterdir()) == []
+    assert files(shared) == []
 
 
 def test_a_place_that_is_no_folder_is_a_failure(places: Locations, tmp_path: Path) -> None:
@@ -231,7 +286,7 @@ def test_a_folder_does_not_grow_for_ever(
 
     cache.bundle.write()
 
-    assert [file.name for file in shared.iterdir()] == ["other.json"]
+    assert files(shared) == ["other.json"]
     assert "delete the old ones" in complaints(report)[0]
 
 
