@@ -47,7 +47,10 @@ def _driver() -> str | None:
 
 
 def _cpu() -> str:
-    return f"{_cpu_model()}, {os.cpu_count()} cores"
+    usable, there = len(os.sched_getaffinity(0)), os.cpu_count()
+    return (
+        f"{_cpu_model()}, {usable} cores" if usable == there else f"{_cpu_model()}, {usable} of {there} cores"
+    )
 
 
 def _cpu_model() -> str:

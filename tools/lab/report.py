@@ -261,7 +261,9 @@ def _daemon(result: Result) -> str:
     parts = [_lookup(lookups)] if lookups else []
     parts += [_redis(of_redis, result.content["environment"]["redis"])] if of_redis else []
     parts += map(_soak, of_soak)
-    return "\n\n".join([f"## The daemon\n\n{result.where([])} Other work ran beside.", *parts])
+    # The first one has the plain titles, to which other pages refer.
+    on = f" on the host of an {result.name.partition('-')[2].upper()}" if "-" in result.name else ""
+    return "\n\n".join([f"## The daemon{on}\n\n{result.where([])}", *parts])
 
 
 def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
@@ -291,7 +293,7 @@ def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
         for record in records
     ]
     told = (
-        "Beside a prune, but for the one client. Runs of one rate differ in the other work on the machine: what waits for a core is the thread that answers, as a share"
+        "Beside a prune, but for the one client. Other work on the machine is in the last columns: what waits for a core is the thread that answers, as a share"
         " of the time."
     )
     return "\n\n".join(["### Lookups", told, markdown_table([*names.values(), *users.values()], rows)])
