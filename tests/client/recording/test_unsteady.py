@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording.verification import Verification
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case
@@ -79,6 +80,19 @@ def test_what_the_host_tells_is_not_taken_for_noise_and_runs_once_a_call(
 
     case.expect(captured=0)
     assert run.refused_for_good
+
+
+def test_host_code_runs_once_a_call_though_recordings_of_it_differ(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How much it differs from itself stays unknown: to find out, it would run again."""
+    noise = Noise(5e-4, monkeypatch)
+    run = case.made(noise.adding(case), GraphFacts(is_repeatable=False))
+    for calls in range(1, 7):
+        run([case.floats(*[1.0] * SIZE)])
+        assert noise.launches == calls
+
+    case.expect(captured=0)
 
 
 def test_what_differs_from_itself_by_far_is_not_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
