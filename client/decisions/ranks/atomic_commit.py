@@ -1,7 +1,7 @@
 """Atomic commit among the ranks of a process group: all of them take a step, or none does. Needs no torch.
 
-Each rank votes once. A vote for the step is counted, and the rank that completes the count writes COMMIT into a write-once register. A
-vote against writes ABORT, and so does a rank that has waited for the limit. The first write holds for all ranks.
+Each rank votes once. A vote for the step adds to a counter, and the rank with the last vote writes COMMIT into a write-once register. A
+vote against it writes the reason there, and so does a rank that has waited for the limit. The first write holds for all ranks.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 COMMIT = "commit"
-"""The content of a register if all ranks take the step; else it is the reason why none does."""
+"""The value of the register if all ranks take the step. Any other value is the reason why none does."""
 LATE_END = " ranks came in time"
 LATE = "{} of {}" + LATE_END
 UNREACHABLE = "a rank could not reach the group's store"
 STALE = "the group's store has the votes of an earlier job"
-"""The store of an elastic launcher may outlive a restart. The register, which may say COMMIT, is then of other processes."""
+"""Result where a counter holds more votes than there are ranks. The store of an elastic launcher may outlive a restart, and the register
+is then that of earlier processes."""
 IN_DOUBT = "the group's store does not tell"
 FIRST_POLL_S = 0.0005
 LONGEST_POLL_S = 0.02
-"""Seconds between polls of a rank that waits, which grow twofold."""
+"""Longest time in seconds between the polls of a waiting rank; it doubles from `FIRST_POLL_S` on."""
 
 
 class Counters(Protocol):
@@ -33,17 +34,18 @@ class Counters(Protocol):
     def count(self, key: str, votes: int) -> int:
         """Add votes to a counter; return the sum."""
 
-    def settle(self, key: str, value: str) -> str:
-        """Write a value unless there is one; return the one that holds."""
+    def write_text(self, key: str, value: str) -> str:
+        """Write a value unless there is one; return the value of the register."""
 
-    def settled(self, key: str) -> str | None:
-        """Return the value, or None."""
+    def read_text(self, key: str) -> str | None:
+        """Return the value of a register, or None."""
 
 
 class Ballot:
-    """One rank's part in one atomic commit of `ranks` ranks: the first `poll` votes for it. Times are seconds of one monotonic clock.
+    """One rank's vote in one atomic commit of `ranks` ranks; the first `poll` casts it. Times are seconds of one monotonic clock.
 
-    A rank is in doubt if it has voted and the store does not answer after the limit. It asks on for `doubt_s` seconds, and then gives up.
+    A rank is in doubt if it has voted and the store does not answer after the limit. It polls for `doubt_s` more seconds, and then returns
+    IN_DOUBT.
     """
 
     def __init__(
@@ -60,12 +62,12 @@ class Ballot:
         self._result: str | None = None
 
     def poll(self, now: float) -> str | None:
-        """Make an operation of the store, or two at the limit; return COMMIT or the reason against it, None until that is known."""
+        """Vote, or read the result, by one or two operations of the store; return COMMIT or the reason against it, None while undecided."""
         if self._result is None:
             try:
                 self._result = self._step(now)
             except RegisterError:
-                # A vote that raised may have been counted. Only the register can tell; no other rank may have to wait for that.
+                # A vote that raised may have been counted, so only the register has the result. Other ranks need not wait until the limit.
                 if self._proposal is None and not self._is_counted:
                     self._proposal = UNREACHABLE
                 if now >= self._end:
@@ -82,8 +84,8 @@ class Ballot:
         if self._proposal is None and now >= self._deadline:
             self._proposal = self._late()
         if self._proposal is not None:
-            return self._counters.settle(self._key, self._proposal)
-        return self._counters.settled(self._key)
+            return self._counters.write_text(self._key, self._proposal)
+        return self._counters.read_text(self._key)
 
     @property
     def _votes(self) -> str:
@@ -91,26 +93,26 @@ class Ballot:
 
     def _late(self) -> str:
         try:
-            came: object = self._counters.count(self._votes, 0)
+            votes: object = self._counters.count(self._votes, 0)
         except RegisterError:
-            came = "some"
-        return LATE.format(came, self._ranks)
+            votes = "some"
+        return LATE.format(votes, self._ranks)
 
     def vote_against(self, why: str) -> None:
         """Vote against, instead of `poll`. Without this rank's vote there is no COMMIT, whether or not the store can be reached."""
         try:
-            self._result = self._counters.settle(self._key, why)
+            self._result = self._counters.write_text(self._key, why)
         except RegisterError:
             self._result = why
 
 
-def waited_for(
+def vote(
     ballot: Ballot,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Any] = time.sleep,
     longest_s: float = LONGEST_POLL_S,
 ) -> str:
-    """Vote for a step, with polls up to `longest_s` apart; return COMMIT, or the reason why no rank takes it."""
+    """Vote for a step and wait for the result, with polls up to `longest_s` apart; return COMMIT, or the reason why no rank takes the step."""
     pause = FIRST_POLL_S
     while (result := ballot.poll(clock())) is None:
         sleep(pause)

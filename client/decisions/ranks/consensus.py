@@ -9,20 +9,23 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, TypeVar
 
+from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.ranks.write_once import RegisterError, Registers, Verdict
+from pygraphd.schema.messages import Decision
 from pygraphd.schema.reasons import Reason, ReasonCode, because
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.common.report import Report
-    from pygraphd.schema.messages import Decision
 
 MAX_FAILURES = 2
 """Failures after which a rank does not ask the group's store again."""
 WAIT_LIMIT_S = 120.0
 """Seconds that a rank waits for the leader's decision."""
+MAX_GRAPHS = 4096
+"""Graphs whose decisions are kept: those used last. The registers have the decisions of all graphs."""
 ELSEWHERE = "decided in another environment"
 
 _T = TypeVar("_T")
@@ -58,8 +61,8 @@ class Agreement:
         self.wait_limit_s = wait_limit_s
         self._report = report
         self._failures = 0
-        self._known: dict[str, Decision] = {}
-        self._leads: dict[str, bool] = {}
+        self._known = BoundedLRU[str, Decision](MAX_GRAPHS)
+        self._leads = BoundedLRU[str, bool](MAX_GRAPHS)
 
     def role(self, leader_key: str, graphs: Sequence[str], environment: str) -> RankRole:
         """Return this rank's role for some graphs; one rank leads for all graphs with the same `leader_key`."""
@@ -87,7 +90,8 @@ class Agreement:
                 self._failures += 1
                 self._report.count_failure(f"ranks: {error}")
         for graph in graphs:
-            self._known.setdefault(graph, _alone())
+            if graph not in self._known:
+                self._known[graph] = _alone()
         return None
 
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 FIRST_S = 0.1
 """Seconds between the first two polls."""
 GROWTH = 1.5
-"""Factor by which each further wait is longer."""
+"""Factor from each pause between polls to the next."""
 LONGEST_S = 10.0
-"""The longest wait in seconds: two minutes take some two dozen polls."""
+"""Longest time in seconds between two polls, so that two minutes take about two dozen polls."""
 PATIENT_CALLS = 100
 """First calls during which waited time does not count: the leader needs two dozen for a trial, however long they take."""
 COMPILING_CALLS = 2

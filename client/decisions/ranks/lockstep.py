@@ -1,9 +1,9 @@
 """Has the ranks of a process group record a graph with collectives in the same call, or not at all. Needs no torch.
 
-The replay of a verification runs the collectives of its graph once more. So it would wait for ranks that do not replay, or take what
-they send for another collective. And a recording may send others wrong values while its own results are right. Two atomic commits keep
-the ranks together: before the first replay, and before any rank serves calls by its recording. A rank may launch alone at any later
-call, since launched and replayed collectives go together.
+The replay of a verification runs the collectives of its graph once more. On one rank alone it would wait for the others, or be taken for
+a later collective of theirs. And a recording may send wrong values to other ranks while its own results are right. Two atomic commits keep
+the ranks together: before the first replay, and before any rank serves calls by its recording. At any later call a rank may run KERNELS
+alone, since launched and replayed collectives match.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend.errors import RanksError
-from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LATE_END, LONGEST_POLL_S, Ballot, waited_for
+from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LATE_END, LONGEST_POLL_S, Ballot, vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from pygraphd.client.decisions.ranks.atomic_commit import Counters
 
 STEPS = (("captured", 10.0), ("compared", 30.0))
-"""Each step and the seconds that a rank waits there for others: a capture takes up to seconds, a comparison a few more."""
+"""The steps, and the seconds for which a rank waits there for the others. A capture takes up to seconds, a comparison a few more."""
 MORE_DOUBT_S = 120.0
-"""Seconds beyond the time-out after which c10d has ended the ranks that wait in the launch after their replay."""
+"""Seconds beyond the time-out of the group. By then c10d has ended the ranks that wait in the launch after their replay."""
 NEVER = "never: "
-"""How a vote begins whose reason holds as long as its rank."""
+"""Prefix of a vote against whose reason holds as long as its rank lives."""
 
 
 class Lockstep:
     """One rank's attempt to record a graph with collectives, together with all ranks of the group of these collectives.
 
-    `attempt` is the same text on all ranks for the same attempt, and for no other. `timeout_s` is how long the group waits for a
-    collective. For longer a rank asks on that cannot find out whether the others replay: until then it can neither replay nor launch,
-    since either may meet what the others do.
+    `attempt` is the name of the attempt: the same on all ranks, and unique. `timeout_s` is how long the group waits for a collective. A
+    rank that cannot read the result of the first vote polls for longer than that. Meanwhile it neither replays nor launches, since either
+    could be matched with other collectives of the other ranks.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Lockstep:
         self._sleep = sleep
         self._longest_poll_s = longest_poll_s
         self.steps = 0
-        """The number of steps that all ranks have taken: after the first one, each of them runs the collectives once more."""
+        """The number of steps that all ranks have taken. After the first one, each rank runs the collectives once more."""
         self.is_late = False
-        """Whether a rank has not come within the limit."""
+        """Whether a rank did not vote within the limit."""
         self._is_over = False
 
     def ballot(self) -> Ballot:
-        """Return this rank's part in the vote on the next step."""
+        """Return this rank's ballot on the next step."""
         name, limit_s = STEPS[self.steps]
-        # Longer than the others may wait for this rank, or its launch could meet the replay of one that is still there.
+        # Longer than the others may wait for this rank: else its launch could be matched with a replay that still waits.
         doubt_s = 0.0 if self.steps else self.timeout_s + MORE_DOUBT_S
         key = f"{self._attempt}/{name}"
         return Ballot(self._counters, key, self._ranks, self._clock(), limit_s, doubt_s)
 
     def go_on(self) -> None:
-        """Take the next step once all ranks do; raises RanksError if none does."""
-        self.note(waited_for(self.ballot(), self._clock, self._sleep, self._longest_poll_s))
+        """Vote for the next step, and wait for the result; raises RanksError if no rank takes the step."""
+        self.note(vote(self.ballot(), self._clock, self._sleep, self._longest_poll_s))
 
     def note(self, result: str) -> None:
         """Note the result of a vote; raises RanksError unless the step is taken."""
@@ -79,7 +79,7 @@ class Lockstep:
         self.steps += 1
 
     def refuse(self, why: str, *, for_good: bool = False) -> None:
-        """Have no rank take the next step, unless that is known already."""
+        """Vote against the next step, unless the attempt is over."""
         if not self._is_over:
             self._is_over = True
             self.ballot().vote_against(f"{NEVER}{why}" if for_good else why)

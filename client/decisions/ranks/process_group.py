@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.decisions.ranks.atomic_commit import LONGEST_POLL_S
-from pygraphd.client.decisions.ranks.consensus import ALONE, WAIT_LIMIT_S, Agreement
+from pygraphd.client.decisions.ranks.consensus import ALONE, MAX_GRAPHS, WAIT_LIMIT_S, Agreement
 from pygraphd.client.decisions.ranks.lockstep import Lockstep
 from pygraphd.client.decisions.ranks.write_once import OPERATION_S, Registers
 
@@ -27,27 +27,28 @@ if TYPE_CHECKING:
 PREFIX = "pygraph/2"
 """Prefix of our keys in the store. Its number changes whenever the meaning of a register does."""
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
-"""With 1, NCCL registers memory in captures: other ranks learn its addresses, which cannot move then, and all ranks have to capture at once."""
+"""With 1, NCCL registers memory in captures. Other ranks then know its addresses, so that it cannot move, and all ranks have to capture at once."""
 MAX_LATE = 3
-"""Attempts with ranks that are late, after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
+"""Attempts with late ranks after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
 POLL_S_OF_EACH = 2e-4
-"""Seconds between polls for each rank of the job: one thread serves the store of all, and has 5,000 polls a second at most."""
+"""Seconds between polls of a rank, for each rank of the job: one thread serves the store, and so gets 5,000 polls a second at most."""
 MIN_TIMEOUT_S = 90.0
-"""An attempt may hold a rank for over a minute, for which c10d must not end the ranks that wait for it in a collective."""
+"""Shortest time-out of a group in seconds. An attempt may hold a rank for over a minute, and c10d must not end the ranks that wait for it
+in a collective."""
 TOO_LATE = f"ranks were late {MAX_LATE} times"
 _CAPTURED = tuple(
     f"_c10d_functional::{each}" for each in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 )
-"""How the names of operators begin that may be captured. Each ends on a rank only when all have begun it, so that ranks whose GPUs are idle
-have come equally far. That does not hold for a broadcast."""
+"""Prefixes of the names of operators that may be captured. Each of them ends on a rank only when all ranks have begun it. So ranks whose GPUs
+are idle are at the same call, which a broadcast does not ensure."""
 
 
 class GroupStore:
     """The store of one process group.
 
     Holds no reference to the user's store: on rank 0 it is the server, whose port a later group may need, and a FileStore deletes its
-    file with its last user. A TCPStore serves one operation at a time, and an operation of the user's may wait there for minutes. So it
-    is asked over a connection of our own.
+    file with its last user. A client of a TCPStore runs one operation at a time, and an operation of the user's may take minutes. So a
+    TCPStore is used through a connection of our own.
     """
 
     def __init__(self, store: Any) -> None:
@@ -88,9 +89,9 @@ class Groups:
         self._operation_s = operation_s
         self._store: GroupStore | None = None
         self._agreement: Agreement | None = None
-        self._attempts = Counter[str]()
+        self._attempts = BoundedLRU[str, int](MAX_GRAPHS)
         self.late = 0
-        """Attempts at any graph for which other ranks were waited for in vain."""
+        """The number of attempts, at any graph, in which a rank was late."""
 
     def lockstep(self, collectives: Collection[tuple[str, str]], graph: str) -> Lockstep:
         """Return the next attempt to record a graph that calls `collectives`, each an operator and the name of its group.
@@ -111,9 +112,9 @@ class Groups:
             raise NotRelocatableError(f"its process group was not found: {type(error).__name__}") from error
         if kind != "ProcessGroupNCCL":
             raise NotRelocatableError(f"its group is served by {kind}")
-        self._attempts[graph] += 1
+        self._attempts[graph] = number = self._attempts.get(graph, 0) + 1
         # Groups that do not overlap may have the same name, as those of `split_group` in torch 2.11.
-        attempt = f"recorded/{name}/{lowest}/{size}/{graph}/{self._attempts[graph]}"
+        attempt = f"recorded/{name}/{lowest}/{size}/{graph}/{number}"
         longest_s = max(LONGEST_POLL_S, POLL_S_OF_EACH * torch.distributed.get_world_size())
         lockstep = Lockstep(agreement.registers, attempt, size, timeout_s, longest_poll_s=longest_s)
         short = f"its group has a timeout of {timeout_s:g} s" if timeout_s < MIN_TIMEOUT_S else None

@@ -61,24 +61,24 @@ class Registers:
         return None if data is None else _decode(data)
 
     def write(self, graph: str, verdict: Verdict) -> Verdict:
-        """Write the decision for a graph unless there is one; return the one that holds."""
+        """Write the decision for a graph unless there is one; return the decision in the register."""
         return _decode(self._write(f"decided/{graph}", json.dumps(dataclasses.asdict(verdict))))
 
     def count(self, key: str, votes: int) -> int:
         """Add votes to a counter; return the sum. An operation that raises may have been counted."""
         return within(self._limit_s, lambda: int(self._connect().add(key, votes)))
 
-    def settle(self, key: str, value: str) -> str:
-        """Write a value unless there is one; return the one that holds."""
+    def write_text(self, key: str, value: str) -> str:
+        """Write a value unless there is one; return the value of the register."""
         return _text(self._write(key, value))
 
-    def settled(self, key: str) -> str | None:
-        """Return a value that was settled, or None."""
+    def read_text(self, key: str) -> str | None:
+        """Return the value of a register, or None."""
         data = within(self._limit_s, lambda: self._read(key))
         return None if data is None else _text(data)
 
     def _read(self, key: str) -> bytes | None:
-        # `get` alone would wait for the key. What is there once stays.
+        # `get` alone would wait for the key. Keys are never deleted.
         store = self._connect()
         return bytes(store.get(key)) if store.check([key]) else None
 

@@ -59,10 +59,10 @@ class Peer:
             self.values.setdefault(key.removesuffix("/votes"), self.against[step])
         return 1 if self.is_late or step in self.against else 2
 
-    def settle(self, key: str, value: str) -> str:
+    def write_text(self, key: str, value: str) -> str:
         return self.values.setdefault(key, value)
 
-    def settled(self, key: str) -> str | None:
+    def read_text(self, key: str) -> str | None:
         return self.values.get(key)
 
 

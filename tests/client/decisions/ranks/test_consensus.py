@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import rules
+from pygraphd.client.decisions.ranks import consensus
 from pygraphd.client.decisions.ranks.consensus import (
     ALONE,
     ELSEWHERE,
@@ -132,6 +134,24 @@ def test_what_is_known_is_not_asked_again() -> None:
 
     assert role.decision_for(GRAPH, None) == role.propose(GRAPH, KERNELS) == role.wait(GRAPH, 1e9) == FASTER
     assert store.operations == operations
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_bounded_number_of_graphs_is_known_and_the_others_are_read_again(
+    monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
+) -> None:
+    monkeypatch.setattr(consensus, "MAX_GRAPHS", 2)
+    store, graphs = MemoryStore(), [each * 64 for each in "abcd"]
+    if is_lost:
+        store.failing = dict.fromkeys(range(1, 9), False)
+    ranks = Agreement(Registers(lambda: store, "0"), Report())
+    first = [ranks.role(graph, [graph], HERE).propose(graph, FASTER) for graph in graphs]
+
+    again = [ranks.role(graph, [graph], HERE) for graph in graphs]
+
+    assert [role.leads for role in again] == [not is_lost] * 4
+    assert [role.decision_for(graph, None) for role, graph in zip(again, graphs, strict=True)] == first
+    assert (len(ranks._known), len(ranks._leads)) == (2, 0 if is_lost else 2)
 
 
 # --- any order, any delay, any failure ---------------------------------------------------------------------------

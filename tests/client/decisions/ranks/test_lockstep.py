@@ -43,13 +43,13 @@ class View:
         self._fail("after")
         return total
 
-    def settle(self, key: str, value: str) -> str:
+    def write_text(self, key: str, value: str) -> str:
         self._fail("before")
         held = self.store.values.setdefault(key, value)
         self._fail("after")
         return held
 
-    def settled(self, key: str) -> str | None:
+    def read_text(self, key: str) -> str | None:
         self._fail("before")
         return self.store.values.get(key)
 
