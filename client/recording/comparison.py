@@ -65,6 +65,8 @@ class Disagreement:
     """The size of the difference, which may vary between attempts."""
     in_values: bool = False
     """Whether an output or input has other values: the replay may read memory at an address that relocation has missed."""
+    by_digest: frozenset[int] = frozenset()
+    """The values, by index in `Values.all`, of which only digests were there to be compared; they may be within the tolerance."""
 
     def __str__(self) -> str:
         return f"verification: {self.what}{self.detail}"

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.output_reserves import OutputReserve
     from pygraphd.client.recording.size_slot import LayoutConstraints
 
+DIGESTS_FROM = 32 << 20
+"""Bytes of a replay and of copies from which on large values are compared by digests: less would save little memory."""
 NO_MEMORY_TO_VERIFY = "not enough free memory to verify a recording"
 INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
 _SAYS_INTERRUPTED = "previous error during capture"
@@ -132,16 +134,22 @@ class Pipeline:
         constraints: LayoutConstraints,
         *,
         is_doubted: bool = False,
+        in_full: frozenset[int] | None = None,
         lockstep: Lockstep | None = None,
     ) -> Attempt | Refusal:
         """Record a call, and replay it on copies of its inputs. Raises nothing.
 
+        Large values but those with an index in `in_full` (outputs, then inputs; None: all) are compared by digests: see `Verification`.
         If it `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
         Only in `lockstep` with other ranks may it hold collectives; then it must not be doubted.
         """
         try:
             with self._timed(), _no_garbage_collection():
-                return self._record(inputs, constraints, is_doubted=is_doubted, lockstep=lockstep)
+                if is_doubted or lockstep is not None:
+                    in_full = None
+                return self._record(
+                    inputs, constraints, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
+                )
         except RanksError as error:
             return self._not_together(error)
         except (TransientError, torch.OutOfMemoryError) as error:
@@ -212,6 +220,7 @@ class Pipeline:
         constraints: LayoutConstraints,
         *,
         is_doubted: bool,
+        in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
     ) -> Attempt:
         if reason := _why_not_bind(inputs, self._recorder.device, self._facts, lockstep):
@@ -221,14 +230,16 @@ class Pipeline:
         recorder = self._recorder
         call = Call(inputs, constraints, groups, recorder.driver, recorder.device, self._make_sure_of)
         try:
-            return self._record_call(call, is_doubted=is_doubted, lockstep=lockstep)
+            return self._record_call(call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep)
         except StuckError:
             raise
         except BaseException:
             call.close()
             raise
 
-    def _record_call(self, call: Call, *, is_doubted: bool, lockstep: Lockstep | None) -> Attempt:
+    def _record_call(
+        self, call: Call, *, is_doubted: bool, in_full: frozenset[int] | None, lockstep: Lockstep | None
+    ) -> Attempt:
         tensors, capture = self._capture(call)
         built = builder.build(
             self._recorder.driver,
@@ -241,7 +252,7 @@ class Pipeline:
         )
         try:
             verification = self._verification(
-                built, capture, tensors, call, is_doubted=is_doubted, lockstep=lockstep
+                built, capture, tensors, call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
             )
         except StuckError:
             raise
@@ -341,23 +352,27 @@ class Pipeline:
         call: Call,
         *,
         is_doubted: bool,
+        in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
     ) -> Verification:
         """Replay on copies of the inputs."""
         written = self._facts.written
         copies = stand_ins.bytes_to_copy(call.inputs, call.groups, written)
         memory = sum(memory.bytes for memory in built.replay.layout.memories)
-        is_short = copies + 2 * memory > self._recorder.free_bytes()
+        if copies + memory < DIGESTS_FROM:
+            in_full = None
+        # The call itself must get its memory, unless that of the replay is released before.
+        beside = memory if in_full is None or in_full else 0
+        is_short = copies + memory + beside > self._recorder.free_bytes()
         # The callable runs on aliased copies as well, which would have its collectives run on this rank alone.
         aliased = call.aliased_copies(written) if written and is_short and lockstep is None else None
         if aliased is not None:
             # Twice, since the callable runs on them, too.
             copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
-            copies += aliased.memory.nbytes
+            copies, beside = copies + aliased.memory.nbytes, memory
         elif is_doubted:
-            copies, memory = 4 * copies, memory + memory // 2
-        # With as much again for the call itself, which must get its memory.
-        self._make_sure_of(copies + 2 * memory)
+            copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2
+        self._make_sure_of(copies + memory + beside)
         generator, given = self._recorder.generator, generators_in(call.inputs).values()
         if generator is not None and given:
             generator = Generators((cast("Any", generator), *given))
@@ -371,6 +386,7 @@ class Pipeline:
             call.groups,
             written,
             keeps_inputs=is_doubted and self._facts.is_repeatable and aliased is None,
+            in_full=in_full,
             aliased=aliased,
             launch=self._launch,
             run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),

@@ -281,8 +281,9 @@ class Recordings:
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
         """Run a call as KERNELS, and keep a recording of it if verification passes."""
         self._log(slot, "recording")
+        before = slot.disagreements
         attempt = self._pipeline.record(
-            inputs, slot.mismatches.constraints, is_doubted=slot.disagreements.in_values
+            inputs, slot.mismatches.constraints, is_doubted=before.in_values, in_full=before.in_full
         )
         if isinstance(attempt, Refusal):
             self._refuse(slot, attempt)

@@ -70,9 +70,14 @@ class Disagreements:
     """The disagreement of the latest recording; None once a recording has agreed."""
     in_values: bool = False
     """Whether any recording computed other values. Then the callable is also compared with itself."""
+    in_full: frozenset[int] | None = frozenset()
+    """The values that the next recording is to keep for the comparison, since their digests differed; None: all."""
 
     def add(self, found: Disagreement) -> Persistence:
         """Note how a recording differs; return how long the size is refused."""
+        if found.by_digest:
+            self.in_full = None if self.in_full else found.by_digest
+            return Persistence.ONE_CALL
         before, self.latest = self.latest, found
         self.in_values |= found.in_values
         if before is None:

@@ -24,7 +24,16 @@ from pygraphd.client.recording.comparison import (
     read,
     tolerance_of,
 )
-from pygraphd.client.recording.stand_ins import bytes_of, copies_of, groups_of, is_copied, may_be_indices
+from pygraphd.client.recording.digest import Digest, checksum, digest_of, unequal
+from pygraphd.client.recording.stand_ins import (
+    LARGE,
+    bytes_of,
+    copies_of,
+    groups_of,
+    is_copied,
+    may_be_indices,
+)
+from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
@@ -48,8 +57,8 @@ An embedding does not count from the end: stand-ins for inputs that may be indic
 
 JOINED_BYTES = 256 << 20
 """Adjacent memory is filled and compared in pieces of at most 256 MiB; a comparison needs an eighth of a piece as memory."""
-COLUMNS = 1024
-"""64-bit words in a row of a checksum."""
+KEPT_BYTES = 8 << 20
+"""Bytes of the outputs, smallest first, that are kept where others are compared by their digests."""
 WROTE_TO_INPUT = "verification: it writes to an input that it is only to read"
 
 REPETITIONS = 4
@@ -75,6 +84,7 @@ class Verification:
         written: Collection[int] | None = None,
         *,
         keeps_inputs: bool = False,
+        in_full: Collection[int] | None = None,
         aliased: AliasedCopies | None = None,
         launch: Runnable | None = None,
         run: Callable[[list[Any], list[torch.Tensor]], Any] | None = None,
@@ -83,7 +93,8 @@ class Verification:
 
         `old` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
         `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
-        all) may be written. With `keeps_inputs` the callable can run on the inputs again. Raises what `copies_of` and `Replay.run` raise,
+        all) may be written. With `keeps_inputs` the callable can run on the inputs again. Unless `in_full` is None, only the values with an
+        index in it (outputs, then inputs) and small ones are kept; of others there is a digest, and the replay's memory is released. Raises what `copies_of` and `Replay.run` raise,
         and `NotRelocatableError` if an input has changed that is only to be read; else inputs and generator are as they were.
 
         Inputs with `aliased` copies are not copied. As KERNELS on the inputs themselves do not compute the same as a replay on these,
@@ -114,6 +125,7 @@ class Verification:
             self.random = self._ended != self._began
             """Whether the recording has drawn random numbers."""
             self._put_generator(self._began)
+        self._outside = self._outputs_outside()
         # Now, so that this memory can be released before the callable needs as much.
         compared = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
         after = [*map(checksum, read_only)]
@@ -126,6 +138,29 @@ class Verification:
         self._wrote_to_old = any(changed[len(between[:1]) :])
         if aliased is not None and launch is not None and not (self._wrote_between or self._wrote_to_old):
             self._compare_aliased(aliased, groups, launch)
+        elif in_full is not None and aliased is None:
+            self._release_but(in_full)
+
+    def _release_but(self, in_full: Collection[int]) -> None:
+        """Release the replay's memory and large copies of inputs; keep the values `in_full`, small ones, and digests of the others."""
+        values, count, left = [*self._outputs, *self._copies], len(self._outputs), KEPT_BYTES
+        copies = [mine for mine, given in zip(self._copies, self._inputs, strict=True) if mine is not given]
+        goes = _storages((*copies, *self._memory))
+        for index in sorted(_storages(values), key=lambda each: values[each].nbytes):
+            value = values[index]
+            if value.untyped_storage().data_ptr() not in goes.values():
+                continue
+            if index < count and (index in self._undefined or not value.numel()):
+                values[index] = Digest(form(value), None)
+            elif index >= count and (index in in_full or value.nbytes <= LARGE):
+                continue  # it has memory of its own
+            elif index in in_full:
+                values[index] = _clone(value)
+            elif index < count and value.nbytes <= left:
+                values[index], left = _clone(value), left - value.nbytes
+            else:
+                values[index] = digest_of(value)
+        self._outputs, self._copies, self._memory = values[:count], values[count:], []
 
     def _copied(self, groups: InputGroups) -> list[Any]:
         """Return copies of the inputs that may be written, aliased ones among them."""
@@ -163,12 +198,18 @@ class Verification:
         if launch is not None and self._kept is not None:
             runs = functools.partial(self._runs, self._kept)
             again = Again(functools.partial(runs, self._replay_again), functools.partial(runs, launch))
-        return compare(
-            Values(self._comparable(outputs), self._copies),
-            Values(outputs, self._inputs),
-            tolerance_of((*self._inputs, *outputs)),
-            again,
-        ) or self._misplaced(outputs)
+        mine, right = Values(self._comparable(outputs), self._copies), Values(outputs, self._inputs)
+        digests = {index: each for index, each in enumerate(mine.all) if isinstance(each, Digest)}
+        differ = frozenset[int]()
+        if digests and len(mine.outputs) == len(outputs):
+            digests = {index: each for index, each in digests.items() if each.form == form(right.all[index])}
+            differ = unequal(digests, right.all)
+            every = [right.all[index] if index in digests else each for index, each in enumerate(mine.all)]
+            mine = Values(every[: len(outputs)], every[len(outputs) :])
+        found = compare(mine, right, tolerance_of(right.all), again) or self._misplaced(outputs)
+        if found is None and differ:
+            return Disagreement(f"{right.name(min(differ))} differs in bits", by_digest=differ)
+        return found
 
     def _replay_again(self, inputs: list[Any]) -> Any:
         assert self._replay is not None
@@ -205,23 +246,37 @@ class Verification:
             for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True))
         ]
 
-    def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
-        # An output outside of the call's memory and inputs must be a constant, or each call would overwrite that of the one before.
-        own = {
-            each.untyped_storage().data_ptr()
-            for each in (*self._copies, *self._memory)
-            if isinstance(each, torch.Tensor)
+    def _outputs_outside(self) -> dict[int, int]:
+        """Return the addresses of the outputs that lie in no memory of the call and in none of its inputs, by index."""
+        own = set(_storages((*self._copies, *self._memory)).values())
+        return {
+            index: self._outputs[index].data_ptr()
+            for index, storage in _storages(self._outputs).items()
+            if storage not in own and self._outputs[index].numel()
         }
-        for index, (mine, right) in enumerate(zip(self._outputs, outputs, strict=True)):
-            if (
-                not isinstance(mine, torch.Tensor)
-                or not mine.numel()
-                or mine.untyped_storage().data_ptr() in own
-            ):
-                continue
-            if mine.data_ptr() != right.data_ptr():
+
+    def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
+        # Such an output must be a constant, or each call would overwrite that of the one before.
+        for index, address in self._outside.items():
+            if address != outputs[index].data_ptr():
                 return Disagreement(f"output {index} lies in memory that relocation does not know")
         return None
+
+
+def _storages(values: Sequence[Any]) -> dict[int, int]:
+    """Return the addresses of the storages of the tensors among some values, by index."""
+    return {
+        index: each.untyped_storage().data_ptr()
+        for index, each in enumerate(values)
+        if isinstance(each, torch.Tensor)
+    }
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor with the same strides and flags, gaps included."""
+    memory = bytes_of(tensor, extent(tensor)).clone()
+    plain = torch_private.reinterpret(memory, tensor.dtype, tuple(tensor.size()), tuple(tensor.stride()), 0)
+    return torch_private.viewed_like(plain, tensor)
 
 
 def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -275,14 +330,6 @@ def _joined(memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 def _indices(inputs: Sequence[Any], groups: InputGroups) -> Iterator[int]:
     """Yield the positions of the inputs that may hold indices."""
     return (group.members[0][0] for group, _ in groups if may_be_indices(group.members, inputs))
-
-
-def checksum(memory: torch.Tensor) -> torch.Tensor:
-    """Return numbers that differ if one of the given bytes does, or if bytes have changed places, but for whole rows of `COLUMNS` words."""
-    row = 8 * COLUMNS
-    end = 0 if memory.data_ptr() % 8 else memory.numel() // row * row
-    sums = memory[end:].sum(dtype=torch.int64).reshape(1)
-    return torch.cat([memory[:end].view(torch.int64).view(-1, COLUMNS).sum(0), sums]) if end else sums
 
 
 def other_indices(indices: torch.Tensor) -> torch.Tensor:

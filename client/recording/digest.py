@@ -1,0 +1,68 @@
+"""Computes digests of memory and of tensors on their device: numbers that tell whether any bit has changed, or any values have changed places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pygraphd.client.recording.comparison import PIECE_BYTES, bits, form, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COLUMNS = 1024
+"""64-bit words in a row of a checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What is kept of a tensor whose memory is released."""
+
+    form: tuple[Any, ...] | None
+    """See `comparison.form`."""
+    checksum: torch.Tensor | None
+    """None: its values mean nothing."""
+
+
+def checksum(memory: torch.Tensor) -> torch.Tensor:
+    """Return numbers that differ, but for a chance of about 2**-64, if one of the given bytes differs or any of them have changed places.
+
+    They are the sums of the columns of rows of words, a sum of the rows with another odd weight for each, and the bytes around the rows.
+    """
+    begin = min(-memory.data_ptr() % 8, memory.numel())
+    end = begin + (memory.numel() - begin) // (8 * COLUMNS) * 8 * COLUMNS
+    around = [memory[:begin].long(), memory[end:].long()]
+    if begin == end:
+        return torch.cat(around)
+    rows = memory[begin:end].view(torch.int64).view(-1, COLUMNS)
+    weights = torch.arange(1, 2 * len(rows), 2, device=memory.device)
+    return torch.cat([rows.sum(0), (rows.sum(1) * weights).sum().reshape(1), *around])
+
+
+def digest_of(tensor: torch.Tensor) -> Digest:
+    """Return the digest of a tensor's elements, in the order of their memory. Takes 64 MiB of memory if there are gaps between them."""
+    words = bits(tensor.detach())
+    words = words.permute(sorted(range(words.dim()), key=words.stride, reverse=True))
+    if words.is_contiguous():
+        return Digest(form(tensor), checksum(words.reshape(-1).view(torch.uint8)))
+    dim = max(range(words.dim()), key=words.size)
+    length = max(1, PIECE_BYTES * words.size(dim) // (words.numel() * words.element_size()))
+    sums = [checksum(each.contiguous().view(-1).view(torch.uint8)) for each in words.split(length, dim)]
+    return Digest(form(tensor), torch.cat(sums))
+
+
+def unequal(digests: Mapping[int, Digest], values: Sequence[Any]) -> frozenset[int]:
+    """Return the indices of the digests that are not those of the values of the same form at these indices. Waits for the device."""
+    found, asked = set[int](), dict[int, torch.Tensor]()
+    for index, digest in digests.items():
+        if digest.checksum is not None:
+            other = digest_of(values[index]).checksum
+            assert other is not None
+            if other.size() == digest.checksum.size():
+                asked[index] = torch.ne(other, digest.checksum).any()
+            else:
+                found.add(index)  # their memory begins at another offset in a word
+    answers = zip(asked, read([*asked.values()]), strict=True)
+    return frozenset(found.union(index for index, differs in answers if differs))

@@ -1,0 +1,159 @@
+"""Large values are compared by digests, so that the memory of the replay is released before KERNELS run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.recording import pipeline, verification
+from pygraphd.client.recording.digest import COLUMNS, checksum, digest_of, unequal
+from tests.support.noise import SIZE, Noise
+from tests.support.recording_case import Case, Recording, case
+
+if TYPE_CHECKING:
+    from tests.support.recording_case import Operations
+
+__all__ = ["case"]  # a fixture
+pytestmark = pytest.mark.torch
+
+WORDS = 4 * COLUMNS
+
+
+@pytest.fixture
+def by_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare all values by digests, however small."""
+    monkeypatch.setattr(pipeline, "DIGESTS_FROM", 0)
+    monkeypatch.setattr(verification, "KEPT_BYTES", 0)
+    monkeypatch.setattr(verification, "LARGE", 0)
+
+
+@pytest.mark.parametrize("begin", [0, 3])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (slice(0, 8 * COLUMNS), slice(8 * COLUMNS, 16 * COLUMNS)),
+        (slice(0, 16 * COLUMNS), slice(16 * COLUMNS, 32 * COLUMNS)),
+        (slice(0, 8), slice(8, 16)),
+        (slice(32 * COLUMNS, 32 * COLUMNS + 8), slice(32 * COLUMNS + 8, 32 * COLUMNS + 16)),
+        (slice(0, 1), slice(1, 2)),
+    ],
+    ids=["rows", "many rows", "words of a row", "words behind the rows", "bytes"],
+)
+def test_a_checksum_tells_what_has_changed_places(begin: int, one: slice, other: slice) -> None:
+    memory = torch.arange(8 * WORDS + 27).mul_(0x9E3779B1).bitwise_right_shift_(24).to(torch.uint8)[begin:]
+    changed = memory.clone()
+    changed[one], changed[other] = memory[other], memory[one]
+    before = checksum(memory)
+    held = memory.clone()
+
+    memory.copy_(changed)
+    assert not torch.equal(checksum(memory), before)
+    memory.copy_(held)
+    assert torch.equal(checksum(memory), before)
+    for place in (0, 8 * COLUMNS, memory.numel() - 1):
+        memory.copy_(held)
+        memory[place] += 1
+        assert not torch.equal(checksum(memory), before)
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        lambda x: x,
+        lambda x: x.t(),
+        lambda x: x[:, ::3],
+        lambda x: x.to(torch.complex64).conj(),
+        lambda x: x > 0,
+        lambda x: x[:1].expand(7, -1),
+        lambda x: x.to(torch.complex128)[:3],
+        lambda x: x[0, 0],
+    ],
+    ids=["plain", "transposed", "with gaps", "conjugate", "boolean", "expanded", "16 bytes", "scalar"],
+)
+def test_a_digest_is_of_the_elements_and_tells_each(like: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pygraphd.client.recording.digest.PIECE_BYTES", 2048)
+    values = torch.randn(16, 96)
+    same, changed, elsewhere = (values.clone() for _ in range(3))
+    changed[0, 0] = -values[0, 0]
+    elsewhere[:, 1::3] = 0  # what lies in the gaps
+
+    digest = digest_of(like(values))
+
+    assert unequal({0: digest}, [like(same)]) == set()
+    assert unequal({0: digest}, [like(changed)]) == {0}
+    if like(values).stride()[-1:] == (3,):
+        assert unequal({0: digest}, [like(elsewhere)]) == set()
+
+
+def test_zeros_of_both_signs_differ() -> None:
+    assert unequal({0: digest_of(torch.zeros(5))}, [-torch.zeros(5)]) == {0}
+
+
+@pytest.mark.usefixtures("by_digests")
+def test_no_memory_of_a_replay_is_held_while_kernels_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs of it, views of one another, and a copy of an input that it writes."""
+    guarded, storages, held = verification._guarded, list[torch.UntypedStorage](), list[int]()
+
+    def noted(replay: Any) -> Any:
+        tensors, between = guarded(replay)
+        storages.append(tensors[0].untyped_storage())
+        return tensors, between
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if not isinstance(operations, Recording):
+            held.extend(torch._C._storage_Use_Count(each._cdata) for each in storages)
+        operations.accumulate(inputs[0], inputs[1])
+        out = operations.add(inputs[0], inputs[1])
+        return out, out[1:], out[:0], operations.add(out, out)
+
+    monkeypatch.setattr(verification, "_guarded", noted)
+    run = case.made(body, GraphFacts(written=frozenset({0})))
+    total = case.floats(0, 0)
+    for i in range(1, 5):
+        outputs = run([total, case.floats(1, 2)])
+        assert [each.tolist() for each in outputs] == [
+            [i + 1, 2 * i + 2],
+            [2 * i + 2],
+            [],
+            [2 * i + 2, 4 * i + 4],
+        ]
+
+    case.expect(captured=1)
+    assert held == [1]
+    assert not case.report.fallbacks.keys() - {"first call of a size"}
+
+
+@pytest.mark.usefixtures("by_digests")
+def test_an_output_that_differs_in_bits_is_kept_by_the_next_recording(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = case.make(Noise(1e-5, monkeypatch).adding(case))
+    for _ in range(5):
+        run([case.floats(*[1.0] * SIZE)])
+
+    case.expect(captured=1)
+    assert case.recorder.captures == 2
+    assert case.report.fallbacks["verification: output 0 differs in bits"] == 1
+
+
+@pytest.mark.usefixtures("by_digests")
+@pytest.mark.parametrize("what", ["reads", "writes to an input"])
+def test_a_wrong_recording_is_refused(case: Case, what: str) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if what == "reads":
+            return operations.look_up(inputs[0]), operations.add(inputs[0], inputs[1])
+        if not isinstance(operations, Recording):
+            operations.accumulate(inputs[1], inputs[0])
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    for _ in range(6):
+        run([case.floats(1, 2), case.floats(3, 4)])
+
+    case.expect(captured=0)
+    name = "output 0" if what == "reads" else "input 1"
+    assert (run.refusal or "").startswith(f"verification: {name} differs")
+    assert run.refused_for_good
