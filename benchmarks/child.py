@@ -5,10 +5,13 @@ Knows nothing of PyGraph: if it takes part, it does so through environment varia
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib.metadata
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,11 +23,18 @@ from benchmarks.protocol import Answer, Task
 from benchmarks.step import step_of
 from benchmarks.timing import Stopwatch
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _MIB = 2**20
+_NOT_COMPARED = "not compared: the process was ended before"
 
 
-def perform(task: Task, conditions: Conditions) -> Answer:
-    """Run a task; the order matters: memory is read before anything that users would not do, and all is timed before a profile."""
+def perform(task: Task, conditions: Conditions, keep: Callable[[Answer], None]) -> Answer:
+    """Run a task; the order matters: memory is read before anything that users would not do, and all is timed before a profile.
+
+    `keep` gets the answer as far as it is known when all has been timed.
+    """
     device = find_device(task.device)
     torch.manual_seed(task.seed)
     with device:  # weights are drawn there at once, which is much quicker than on the CPU
@@ -43,22 +53,34 @@ def perform(task: Task, conditions: Conditions) -> Answer:
     step_ms, host_ms = watch.steps_ms(task.steps)
     reserved, allocated = reserved_mb(device), allocated_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
-    conditions.after_timing()
-    verdict = (case.check or check)(case, step, device, watch.draw) if task.check else Verdict(None)
-    coverage, coverage_note = profile_step(watch) if task.profile else (None, "")
-    return Answer(
+    answer = Answer(
         step_ms=step_ms,
         host_ms=host_ms,
         pipelined_ms=pipelined_ms,
         reserved_mb=reserved,
         compile_s=None if first_s is None else preparing_s + first_s,
-        correct=verdict.correct,
-        note="; ".join(filter(None, (verdict.note, conditions.note()))),
+        correct=None,
+        note=_joined(_NOT_COMPARED if task.check else "", conditions.note()),
         environment=describe(device),
+        allocated_mb=allocated,
+        cut_short=True,
+    )
+    keep(answer)
+    conditions.after_timing()
+    verdict = (case.check or check)(case, step, device, watch.draw) if task.check else Verdict(None)
+    coverage, coverage_note = profile_step(watch) if task.profile else (None, "")
+    return dataclasses.replace(
+        answer,
+        correct=verdict.correct,
+        note=_joined(verdict.note, conditions.note()),
         coverage=coverage,
         coverage_note=coverage_note,
-        allocated_mb=allocated,
+        cut_short=False,
     )
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))
 
 
 def find_device(name: str | None) -> torch.device:
@@ -109,12 +131,18 @@ def main(arguments: list[str], conditions: Conditions | None = None) -> int:
     """Run the task of the first argument and write its answer to the file of the second."""
     task, answer_file = Task.from_json(arguments[0]), Path(arguments[1])
     try:
-        answer = perform(task, conditions or Conditions())
+        _write(answer_file, perform(task, conditions or Conditions(), functools.partial(_write, answer_file)))
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1
-    answer_file.write_text(answer.to_json())
     return 0
+
+
+def _write(file: Path, answer: Answer) -> None:
+    """Write an answer whole: this process may be ended at any time."""
+    new = file.with_suffix(".new")
+    new.write_text(answer.to_json())
+    new.replace(file)
 
 
 if __name__ == "__main__":

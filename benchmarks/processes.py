@@ -31,6 +31,8 @@ class Outcome:
 
     error: str | None
     output: str
+    killed: bool = False
+    """Whether it was late, or was to stop."""
 
 
 def run_fresh(
@@ -49,7 +51,7 @@ def run_fresh(
         code = wait_for(start([sys.executable, *arguments], environ, folder, log), timeout_s, stop, grace_s)
         log.seek(0)
         output = log.read()
-    return Outcome(error_of(code, timeout_s, stop, output), output)
+    return Outcome(error_of(code, timeout_s, stop, output), output, killed=code is None)
 
 
 def error_of(code: int | None, timeout_s: float, stop: threading.Event | None, output: str) -> str | None:

@@ -61,6 +61,8 @@ class Answer:
     coverage: Coverage | None = None
     coverage_note: str = ""
     allocated_mb: float | None = None
+    cut_short: bool = False
+    """Whether it was written when all had been timed, and the process ended before it was done."""
 
     def to_json(self) -> str:
         """Return the answer as the content of the file that the parent reads."""

@@ -94,6 +94,8 @@ class TrialRunner:
 
     child: tuple[str, ...] = ("benchmarks.child",)
     """The module that a process runs, and its first arguments."""
+    takes_cut_short = False
+    """Whether the answer of a process counts that was killed when all had been timed, and not compared yet."""
 
     def __init__(self, folder: Path, settings: Settings, compiled: Path | None = None) -> None:
         self.settings = settings
@@ -134,6 +136,8 @@ class TrialRunner:
         with Daemon(home):
             answer = self._run_child(trial, {**product, **more})
             (home / _FILLED).touch()
+        if answer.cut_short and not summary.exists():  # the process was ended before it wrote one
+            return answer, None
         return answer, _read_summary(summary)
 
     def _run_child(self, trial: Trial, environ: Mapping[str, str]) -> Answer:
@@ -143,7 +147,7 @@ class TrialRunner:
         if self.settings.logs:
             self.settings.logs.mkdir(parents=True, exist_ok=True)
             (self.settings.logs / self._file(trial, "log").name).write_text(outcome.output)
-        if outcome.error:
+        if outcome.error and not (self.takes_cut_short and outcome.killed and answer_file.exists()):
             raise BenchmarkError(outcome.error)
         return Answer.from_json(answer_file.read_text())
 

@@ -38,6 +38,7 @@ _SOURCES = {
 SUITES = tuple(_SOURCES)
 PAPER = "paper"
 """The subset of the workloads in a published table."""
+NONE: Mapping[str, str] = MappingProxyType({})
 _MODELS = Path("torchbenchmark", "models")
 _IN_ANOTHER_SUITE = ("hf_", "timm_")
 _BATCHES = {Mode.INFERENCE: "DEFAULT_EVAL_BSIZE", Mode.TRAINING: "DEFAULT_TRAIN_BSIZE"}
@@ -51,15 +52,23 @@ class Selection:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-def select(suite: str, mode: Mode, names: Sequence[str], torchbench: Path | None) -> Selection:
-    """Return the models of these names, all for none.
+def select(
+    suite: str,
+    mode: Mode,
+    names: Sequence[str],
+    torchbench: Path | None,
+    unbuildable: Mapping[str, str] = NONE,
+) -> Selection:
+    """Return the models of these names, all for none, less those that are `unbuildable`, each with its reason.
 
     Raises BenchmarkError without a checkout that `torchbench` needs, and UnknownNameError.
     """
     batches, left_out = _models(suite, mode, torchbench)
+    left_out |= unbuildable
+    batches = {name: batch for name, batch in batches.items() if name not in unbuildable}
     if unknown := [name for name in names if name not in batches and name not in left_out]:
         raise UnknownNameError("model", unknown, sorted(batches))
-    quick_first = sorted(batches, key=lambda name: name not in tables.TORCHBENCH_FIRST)
+    quick_first = sorted(batches, key=_place)
     chosen = [name for name in names if name in batches] or quick_first
     return Selection(
         tuple(_workload(suite, mode, name, batches[name]) for name in chosen),
@@ -67,7 +76,15 @@ def select(suite: str, mode: Mode, names: Sequence[str], torchbench: Path | None
     )
 
 
-def paper(suite: str, mode: Mode, torchbench: Path | None) -> Selection:
+def _place(name: str) -> int:
+    """Return a model's place in the order: of those of TorchBench that are not named there, behind all."""
+    first = tables.TORCHBENCH_FIRST
+    return first.index(name) if name in first else len(first)
+
+
+def paper(
+    suite: str, mode: Mode, torchbench: Path | None, unbuildable: Mapping[str, str] = NONE
+) -> Selection:
     """Return the workloads of the published table in a suite; raises BenchmarkError if there are none, and as `select` does."""
     batches, _ = _models(suite, mode, torchbench)
     wanted = [each for each in tables.PAPER if (each.suite, each.mode) == (suite, mode)]
@@ -77,7 +94,9 @@ def paper(suite: str, mode: Mode, torchbench: Path | None) -> Selection:
         tuple(
             _workload(suite, mode, each.model, each.batch, own=batches.get(each.model) == each.batch)
             for each in wanted
-        )
+            if each.model not in unbuildable
+        ),
+        {each.model: unbuildable[each.model] for each in wanted if each.model in unbuildable},
     )
 
 

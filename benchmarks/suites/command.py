@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 VARIANTS = "eager,default,reduce-overhead,pygraph-default,pygraph-default-warm,pygraph-cold,pygraph-warm,default-again,cuda-graph"
 _AT_ONCE = 2
 _END_S = 540
+_LIMIT_S = 240
 _LIBRARIES = ("torch", "torchvision", "transformers", "timm")
 _PRODUCT = re.compile(r"\b[A-Z]+\d+\w*")
 
@@ -40,6 +42,12 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--models", type=names, default=[], metavar="A,B", help="(default: all)")
     add("--subset", choices=(PAPER,), help="the workloads of a published table, with its batches")
     add("--torchbench", type=Path, metavar="DIR", help="a checkout of TorchBench")
+    add(
+        "--left-out",
+        type=Path,
+        metavar="FILE",
+        help="models not to try, as a JSON object with a reason for each",
+    )
     add("--variants", type=names, metavar="P,Q", help=f"default: {VARIANTS}")
     add("--out", type=Path, required=True, metavar="DIR", help="a file of it goes on where it stopped")
     add("--gpus", type=positive, default=1, help="GPUs, each with its share of the cores (default 1)")
@@ -48,6 +56,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         type=positive,
         default=_END_S,
         help=f"end by itself within these seconds (default {_END_S})",
+    )
+    add("--begin-s", type=positive, metavar="S", help="begin no model later than after these seconds")
+    add(
+        "--limit-s",
+        type=positive,
+        default=_LIMIT_S,
+        help=f"of one process: to compile, to be timed, and to be compared, each (default {_LIMIT_S})",
     )
     add(
         "--at-once",
@@ -62,6 +77,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
     add("--timeout-s", type=positive, help="limit of one process, with its waits (default: as --end-s)")
     add("--logs", type=Path, metavar="DIR", help="keep what the processes print")
+    add("--decisions", type=Path, metavar="FILE", help="add what PyGraph's daemons decide to this export")
 
 
 def run_suite(options: argparse.Namespace) -> int:
@@ -86,18 +102,45 @@ def suite_run(options: argparse.Namespace) -> SuiteRun:
 
     mode = Mode.TRAINING if options.training else Mode.INFERENCE
     selection, torchbench = _selection(options, mode)
-    piece = Piece(options.suite, mode, options.end_s, selection.left_out, _libraries(), torchbench)
-    sharing = Sharing(gpu_slots(options.gpus), options.at_once or _AT_ONCE)
+    piece = Piece(
+        options.suite,
+        mode,
+        options.end_s,
+        selection.left_out,
+        _libraries(),
+        torchbench,
+        options.begin_s,
+        options.limit_s,
+    )
+    decisions = options.decisions and options.decisions.absolute()
+    sharing = Sharing(gpu_slots(options.gpus), options.at_once or _AT_ONCE, decisions=decisions)
     return SuiteRun(_plan(options, mode, selection), sharing=sharing, piece=piece)
 
 
 def _selection(options: argparse.Namespace, mode: Mode) -> tuple[Selection, Path | None]:
     torchbench = options.torchbench and options.torchbench.absolute()
+    unbuildable = _unbuildable(options.left_out, mode)
     if options.subset:
         if options.models:
             raise BenchmarkError("--subset has models of its own: leave out --models")
-        return catalogue.paper(options.suite, mode, torchbench), torchbench
-    return catalogue.select(options.suite, mode, options.models, torchbench), torchbench
+        return catalogue.paper(options.suite, mode, torchbench, unbuildable), torchbench
+    return catalogue.select(options.suite, mode, options.models, torchbench, unbuildable), torchbench
+
+
+def _unbuildable(file: Path | None, mode: Mode) -> dict[str, str]:
+    """Return the reasons of a file by model; raises BenchmarkError if it has none. A name `MODEL-MODE` holds for one mode."""
+    if file is None:
+        return {}
+    try:
+        told = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise BenchmarkError(f"{file} has no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise BenchmarkError(f"{file} has no object with a reason for each model")
+    others = tuple(f"-{each}" for each in Mode if each is not mode)
+    return {
+        name.removesuffix(f"-{mode}"): str(why) for name, why in told.items() if not name.endswith(others)
+    }
 
 
 def _plan(options: argparse.Namespace, mode: Mode, selection: Selection) -> Plan:

@@ -6,6 +6,7 @@ pass, whose number is stated, so that no variant is spared the models in which i
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 EAGER, DEFAULT, TREES, AGAIN, BY_HAND = "eager", "default", "reduce-overhead", "default-again", "cuda-graph"
 OURS = ("pygraph-default", "pygraph-default-warm", "pygraph-cold", "pygraph-warm")
+_OTHER_BATCH = re.compile(r"-b\d+$")
+"""Ends the name of a workload of the published table whose batch is not the suite's."""
 NOT_COMPARED = "not compared"
 """How the remark on a model begins whose results were not held against eager's."""
 HEAD = (
@@ -53,6 +56,12 @@ class Results:
         for record in records:
             models.setdefault(record.workload, {})[record.variant] = record
         return cls(models)
+
+    @classmethod
+    def of_suite(cls, records: Iterable[Record]) -> Results:
+        """Return the records with the suite's batches, or all if there are no others: no model is to count twice in a mean."""
+        found = list(records)
+        return cls.of([each for each in found if not _OTHER_BATCH.search(each.workload)] or found)
 
     @property
     def variants(self) -> list[str]:

@@ -20,7 +20,7 @@ _MOST = 8
 
 def render(content: Mapping[str, Any]) -> str:
     """Return the summary of a result file's content."""
-    results, settings = Results.of(records_of(content)), content["settings"]
+    results, settings = Results.of_suite(records_of(content)), content["settings"]
     found = [
         f"{settings['suite']} {settings['mode']}: {len(results.runnable())} models run in eager mode,"
         f" {len(results.common)} pass in all of {', '.join(results.compared)}",

@@ -186,7 +186,42 @@ STAND_INS = {
 }  # fmt: skip
 """Workloads of `run` that were written anew for published ones, and what differs."""
 TORCHBENCH_FIRST = (
-    *("BERT_pytorch", "alexnet", "basic_gnn_gcn", "dcgan", "dlrm", "lennard_jones", "mnasnet1_0"),
-    *("nvidia_deeprecommender", "resnet18", "squeezenet1_1"),
+    *(
+        "dcgan",
+        "nvidia_deeprecommender",
+        "BERT_pytorch",
+        "resnet18",
+        "basic_gnn_gcn",
+        "alexnet",
+        "lennard_jones",
+    ),
+    *(
+        "phlippe_resnet",
+        "nanogpt",
+        "squeezenet1_1",
+        "functorch_dp_cifar10",
+        "soft_actor_critic",
+        "mnasnet1_0",
+        "drq",
+    ),
+    *(
+        "pytorch_unet",
+        "dlrm",
+        "pyhpc_turbulent_kinetic_energy",
+        "LearningToPaint",
+        "basic_gnn_sage",
+        "mobilenet_v2",
+    ),
+    *(
+        "speech_transformer",
+        "vgg16",
+        "tts_angular",
+        "shufflenet_v2_x1_0",
+        "resnet50",
+        "pyhpc_isoneutral_mixing",
+    ),
+    *("maml_omniglot", "functorch_maml_omniglot", "basic_gnn_gin", "phlippe_densenet", "resnext50_32x4d"),
+    *("pytorch_stargan", "basic_gnn_edgecnn", "mobilenet_v3_large", "densenet121", "demucs", "moco", "llama"),
+    *("pyhpc_equation_of_state", "maml", "yolov3", "cm3leon_generate", "resnet152", "vision_maskrcnn"),
 )
-"""Models of TorchBench that compile quickly."""
+"""Models of TorchBench that compile quickly, each family early; others come behind them."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +60,11 @@ def _load(device: torch.device, batch: int | None, model: str, mode: Mode) -> tu
         raise BenchmarkError(f"name a checkout of TorchBench in {FOLDER_VARIABLE}, or with --torchbench DIR")
     os.chdir(folder)  # some models read files of theirs by names relative to it
     sys.path.append(folder)
+    if model.startswith("basic_gnn_"):
+        # It makes models scriptable by a module that newer releases of the library do without.
+        scriptable = types.ModuleType("torch_geometric.compile")
+        vars(scriptable)["to_jittable"] = lambda module: module
+        sys.modules.setdefault(scriptable.__name__, scriptable)
     made = importlib.import_module(f"torchbenchmark.models.{model}").Model
     if not hasattr(made, "name"):
         made.name = model

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from benchmarks import cli
 from benchmarks.errors import BenchmarkError, UnknownNameError
 from benchmarks.figures import Figure
 from benchmarks.records import Record
 from benchmarks.step import Step, step_of
-from benchmarks.suites import catalogue, huggingface, summary, tables, timm_models, torchbench
+from benchmarks.suites import catalogue, command, huggingface, summary, tables, timm_models, torchbench
 from benchmarks.suites.accuracy import Accuracy
 from benchmarks.suites.results import Results
 from benchmarks.suites.structures import redrawn, scalar_loss, tensors_of, with_tensors
@@ -195,6 +196,29 @@ def test_what_cannot_be_selected_is_said(checkout: Path) -> None:
         catalogue.select("torchbench", Mode.INFERENCE, ["typo"], checkout)
     with pytest.raises(BenchmarkError, match="no training of timm"):
         catalogue.paper("timm", Mode.TRAINING, None)
+
+
+def test_models_that_cannot_be_built_are_left_out_with_their_reason(tmp_path: Path, checkout: Path) -> None:
+    file = tmp_path / "left-out.json"
+    file.write_text('{"simple": "no data", "gone-training": "no such package", "other-inference": "no data"}')
+    options = ["suite", "torchbench", "--torchbench", str(checkout), "--left-out", str(file)]
+    options += ["--training", "--device", "cpu", "--out", str(tmp_path)]
+
+    run = command.suite_run(cli.parser().parse_args(options))
+
+    assert "simple" not in [each.model for each in run.plan.workloads]
+    left_out = run.settings()["left_out"]
+    assert (left_out["simple"], left_out["gone"]) == ("no data", "no such package")
+    assert "other" not in left_out
+
+
+def test_a_model_counts_once_in_a_mean() -> None:
+    figure = Figure(1.0, 0.0, 3)
+    names = ("alexnet-inference", "alexnet-inference-b2")
+    both = [Record(name, "inference", 8, "eager", step_ms=figure) for name in names]
+
+    assert list(Results.of_suite(both).models) == ["alexnet-inference"]
+    assert list(Results.of_suite(both[1:]).models) == ["alexnet-inference-b2"]
 
 
 def test_the_published_table_has_its_own_batches(checkout: Path) -> None:

@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tools.lab.barrier import THREADS_VARIABLE, VECTORS_VARIABLE, Barrier, wait_for_turn
+from tools.lab.barrier import (
+    AFTER_VARIABLE,
+    THREADS_VARIABLE,
+    VARIABLE,
+    VECTORS_VARIABLE,
+    Barrier,
+    give_up,
+    wait_for_turn,
+    wait_to_compile,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 HANGS_S = 120
@@ -43,7 +52,7 @@ def test_without_a_barrier_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.torch  # it takes seconds
-def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> None:
+def test_all_wait_for_the_last_and_then_run_one_at_a_time_in_order(tmp_path: Path) -> None:
     barrier = Barrier(tmp_path / "barrier", [("a", 1), ("b", 2), ("c", 3)])
     first = [start(tmp_path, name, barrier.place(name).environ) for name in ("a", "b")]
     while not all((tmp_path / f"{name}.prepared").exists() for name in ("a", "b")):
@@ -54,8 +63,7 @@ def test_all_wait_for_the_last_and_then_run_one_at_a_time(tmp_path: Path) -> Non
     last = start(tmp_path, "c", barrier.place("c").environ)
 
     assert [process.wait(HANGS_S) for process in (*first, last)] == [0, 0, 0]
-    spans = sorted(tuple(map(float, file.read_text().split())) for file in tmp_path.glob("*.times"))
-    assert len(spans) == 3
+    spans = [tuple(map(float, (tmp_path / f"{name}.times").read_text().split())) for name in "abc"]
     assert all(ended <= began for (_, ended, _), (began, _, _) in itertools.pairwise(spans))
     last_ended = max(ended for _, ended, _ in spans)
     assert all(
@@ -93,6 +101,19 @@ def test_none_is_timed_before_all_are_admitted(tmp_path: Path) -> None:
     assert process.wait(HANGS_S) == 0
     assert (tmp_path / "a.times").exists()
     assert barrier.all_timed()
+
+
+def test_what_one_has_given_up_to_compile_none_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier = Barrier(tmp_path / "barrier", [("a", "same"), ("b", "same")])
+    with barrier.place("a") as place, monkeypatch.context() as first:
+        first.setenv(VARIABLE, place.environ[VARIABLE])
+        give_up()
+
+    monkeypatch.setenv(AFTER_VARIABLE, barrier.place("b").environ[AFTER_VARIABLE])
+    with pytest.raises(TimeoutError, match="given up"):
+        wait_to_compile()
 
 
 def test_nobody_waits_for_a_process_that_has_ended(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,12 +13,12 @@ from benchmarks import cli
 from benchmarks.errors import BenchmarkError
 from benchmarks.run import Plan
 from benchmarks.suites import command
-from benchmarks.trial import CachePolicy, Settings
-from benchmarks.variants import variants_to_run
+from benchmarks.trial import CachePolicy, Settings, Trial, TrialRunner
+from benchmarks.variants import VARIANTS, variants_to_run
 from benchmarks.workloads import Mode
 from tests.support.tiny_suite import tiny
 from tools.lab.run import Sharing
-from tools.lab.suite import Piece, SuiteRun
+from tools.lab.suite import Piece, SuiteRun, SuiteRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +42,7 @@ def test_a_piece_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     out = tmp_path / "suite.json"
     suite_run(out, ["right", "absent"], "eager").execute()
     first = records(out)
-    assert first["right", "eager"]["correct"] is True
+    assert first["right", "eager"]["step_ms"]
     assert "KeyError" in first["absent", "eager"]["note"]
 
     again = suite_run(out, ["right", "absent", "wrong"], "eager,default,cuda-graph")
@@ -76,6 +78,32 @@ def test_models_compile_while_those_before_are_checked_and_one_that_does_not_run
         *(("wrong", name) for name in ("eager", "default")),
     ]
     assert run.unmeasured == []
+
+
+@pytest.mark.parametrize("kind", [SuiteRunner, TrialRunner])
+def test_a_process_that_is_ended_while_it_is_compared_keeps_its_figures_in_a_suite(
+    tmp_path: Path, kind: type[TrialRunner]
+) -> None:
+    class Runner(kind):  # type: ignore[misc, valid-type]
+        child = ("tests.support.timed_child",)
+
+    settings = Settings(5, 3, 1, 2, "cpu", CachePolicy.SHARED, 200, None)
+    more = {"full_speed": False} if kind is SuiteRunner else {}
+    runner = Runner(tmp_path, settings, None, **more)
+
+    def end_when_timed() -> None:
+        while not list(tmp_path.glob("*.answer.json")):
+            time.sleep(0.01)
+        runner.stop.set()
+
+    threading.Thread(target=end_when_timed, daemon=True).start()
+    result = runner.run(Trial(0, tiny("right"), VARIANTS["default"]))
+
+    if kind is SuiteRunner:
+        assert result.answer
+        assert result.answer.step_ms == [1.0]
+    else:
+        assert result.error == "killed: interrupted"
 
 
 def test_a_piece_without_time_begins_nothing_and_says_so(tmp_path: Path) -> None:

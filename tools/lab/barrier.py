@@ -31,6 +31,7 @@ _HELD = "held"
 _LOCK = "lock"
 _READY = ".ready"
 _TIMED = ".timed"
+_GAVE_UP = ".gave-up"
 AFTERWARDS_VARIABLE = "BENCHMARK_AFTERWARDS"
 """For a child: the most processes that check and profile side by side, as eager mode takes more memory of the GPU."""
 _AFTERWARDS = 4
@@ -40,6 +41,7 @@ _POLL_S = 0.05
 class Barrier:
     """The parent's side: a folder that processes meet in, each given as (its name, what it shares when it compiles; None: nothing).
 
+    They are timed in this order: where the time runs out, some workloads have been timed as all variants, rather than all as some.
     `environ` is what all of them get beside what they need for that; they have so many `cores`, or all of this process's. With `held`
     none is timed before `admit`.
     """
@@ -54,7 +56,8 @@ class Barrier:
         held: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _EXPECTED).write_text(str(len(expected) + held))
+        names = [*([_HELD] if held else []), *(name for name, _ in expected)]
+        (folder / _EXPECTED).write_text("\n".join(names))
         self._folder = folder
         self._environ = environ
         self._after: dict[str, Path] = {}
@@ -71,7 +74,7 @@ class Barrier:
 
     def all_timed(self) -> bool:
         """Whether all processes have been timed, or have ended."""
-        return len(list(self._folder.glob(f"*{_TIMED}"))) >= int((self._folder / _EXPECTED).read_text())
+        return all((self._folder / f"{name}{_TIMED}").exists() for name in _expected(self._folder))
 
     def place(self, name: str) -> Place:
         """Return the place of one of the processes.
@@ -106,11 +109,22 @@ class Place:
 
 
 def wait_to_compile() -> None:
-    """Return when this process may compile: at once, unless one that it shares with compiles before it."""
+    """Return when this process may compile: at once, unless one that it shares with compiles before it.
+
+    Raises TimeoutError if that one has given up: this one would take as long.
+    """
     parent = os.getppid()
     while (name := os.environ.get(AFTER_VARIABLE)) and not Path(name).exists():
         _end_with(parent)
         time.sleep(_POLL_S)
+    if name and _gave_up(Path(name)).exists():
+        raise TimeoutError("the process that was to compile the same before it has given up")
+
+
+def give_up() -> None:
+    """Have no process compile what this one has not compiled in time."""
+    if name := os.environ.get(VARIABLE):
+        _gave_up(Path(name)).touch()
 
 
 class Turn:
@@ -120,26 +134,23 @@ class Turn:
         """Wait for the turn; `file` says that this process is ready."""
         self._file, self._parent = file, os.getppid()
         file.touch()
-        self._wait_for_all(_READY)
-        self._lock = _open(file.parent / _LOCK)
-        while not _locked(self._lock):
-            self._wait()
+        names = _expected(file.parent)
+        self._wait_for(names, _READY)
+        self._wait_for(names[: names.index(file.name.removesuffix(_READY))], _TIMED)
 
     def end(self) -> None:
         """Let the next one be measured, and return when all have been, and few work beside this process."""
         _timed(self._file).touch()
-        os.close(self._lock)
-        self._wait_for_all(_TIMED)
+        self._wait_for(_expected(self._file.parent), _TIMED)
         most = int(os.environ.get(AFTERWARDS_VARIABLE, _AFTERWARDS))
         locks = [_open(self._file.parent / f"{_LOCK}.{number}") for number in range(most)]
         while not any(map(_locked, locks)):  # held until the process ends
             self._wait()
 
-    def _wait_for_all(self, suffix: str) -> None:
-        folder = self._file.parent
-        expected = int((folder / _EXPECTED).read_text())
-        while len(list(folder.glob(f"*{suffix}"))) < expected:
-            self._wait()
+    def _wait_for(self, names: Sequence[str], suffix: str) -> None:
+        for name in names:
+            while not (self._file.parent / f"{name}{suffix}").exists():
+                self._wait()
 
     def _wait(self) -> None:
         _end_with(self._parent)
@@ -157,6 +168,15 @@ def _pass(ready: Path) -> None:
     ready.parent.mkdir(parents=True, exist_ok=True)
     ready.touch()
     _timed(ready).touch()
+
+
+def _expected(folder: Path) -> list[str]:
+    """Return the names of the processes, in the order in which they are timed."""
+    return (folder / _EXPECTED).read_text().split("\n")
+
+
+def _gave_up(ready: Path) -> Path:
+    return ready.with_name(ready.name.removesuffix(_READY) + _GAVE_UP)
 
 
 def _timed(ready: Path) -> Path:

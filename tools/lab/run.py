@@ -95,14 +95,15 @@ def barrier_of(
 def side_by_side(
     wave: Sequence[Trial], runner: SharedRunner, barrier: Barrier, slot: GpuSlot
 ) -> Iterator[tuple[Trial, TrialResult]]:
-    """Run trials side by side and yield each with its result when it ends; nothing more once the runner is to stop."""
+    """Run trials side by side and yield each with its result when it ends; once the runner is to stop, only those that have been timed."""
     if not wave or runner.stop.is_set():
         return
     with ThreadPoolExecutor(len(wave), initializer=slot.enter) as pool:
         running = {pool.submit(runner.run_beside, trial, barrier): trial for trial in wave}
         for done in as_ended(running):
-            if not runner.stop.is_set():
-                yield running[done], done.result()
+            result = done.result()
+            if result.answer or not runner.stop.is_set():
+                yield running[done], result
 
 
 @dataclass

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from benchmarks.conditions import Conditions
-from tools.lab.barrier import Turn, wait_for_turn, wait_to_compile
+from tools.lab.barrier import Turn, give_up, wait_for_turn, wait_to_compile
 from tools.lab.cpu_affinity import FULL_SPEED_VARIABLE, Cores
 
 if TYPE_CHECKING:
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COMPILE_LIMIT_VARIABLE = "BENCHMARK_COMPILE_LIMIT_S"
-"""For a child: the seconds after which it gives up, rather than have others wait for it to compile. Unset: never."""
+LIMIT_VARIABLE = "BENCHMARK_LIMIT_S"
+"""For a child: the seconds after which it gives up, rather than have others wait for it: to compile, to be timed, to check. Unset: never."""
+_SCARCE = 0.4
+"""The share of the GPU's memory under which a process that has been timed ends before another is timed, as its graphs hold memory."""
 _ATTEMPTS, _PAUSE_S = 12, 5.0
 """Of a first step for which the GPU's memory does not suffice beside the first steps of others."""
 
@@ -39,12 +41,23 @@ class SharedMachine(Conditions):
         self._turn: Turn | None = None
         self._limit: threading.Timer | None = None
         self._remarks: list[str] = []
+        self._limit_to(_give_up_compiling)  # a model may hang while it is built, too
 
     def before_compiling(self) -> None:
-        """Wait until the process before has compiled the same code."""
+        """Wait until the process before has compiled the same code; raises TimeoutError if it has given up."""
+        self._unlimit()
         wait_to_compile()
-        if limit := os.environ.get(COMPILE_LIMIT_VARIABLE):
-            self._limit = threading.Timer(float(limit), _give_up, [float(limit)])
+        self._limit_to(_give_up_compiling)
+
+    def _unlimit(self) -> None:
+        if self._limit:
+            self._limit.cancel()
+
+    def _limit_to(self, ended: Callable[[float], None]) -> None:
+        """Have `ended` called, which ends this process, when what begins now takes longer than the limit."""
+        self._unlimit()
+        if limit := os.environ.get(LIMIT_VARIABLE):
+            self._limit = threading.Timer(float(limit), ended, [float(limit)])
             self._limit.daemon = True
             self._limit.start()
 
@@ -75,17 +88,20 @@ class SharedMachine(Conditions):
 
     def before_timing(self) -> None:
         """Wait until all have compiled, and none is being timed."""
-        if self._limit:
-            self._limit.cancel()
+        self._unlimit()
         if self._frees and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         self._turn = wait_for_turn()
+        self._limit_to(_give_up_timing)
 
     def after_timing(self) -> None:
-        """Let the next process be timed, and wait until all have been."""
+        """Let the next process be timed, and wait until all have been; where memory is scarce, keep the turn until this process ends."""
+        self._unlimit()
         if self._turn is not None:
             torch.cuda.empty_cache()  # the others' checks need it
-            self._turn.end()
+            if not (self._frees and _is_memory_scarce()):
+                self._turn.end()
+        self._limit_to(_give_up_checking)
 
     def timed(self, measure: Callable[[], T]) -> T:
         """Measure, and measure again if the core was slow; work on the CPU is for all cores, and measured once."""
@@ -100,11 +116,30 @@ class SharedMachine(Conditions):
         return "; ".join(filter(None, [*self._remarks, self._cores.note() if self._cores else ""]))
 
 
-def _give_up(limit_s: float) -> None:
-    print(
-        f"TimeoutError: it had not compiled after {limit_s:.0f} s beside others", file=sys.stderr, flush=True
-    )
-    os._exit(1)
+def _is_memory_scarce() -> bool:
+    if not torch.cuda.is_initialized():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return bool(free < _SCARCE * total)
+
+
+def _give_up_compiling(limit_s: float) -> None:
+    give_up()
+    _end(f"TimeoutError: it had not compiled after {limit_s:.0f} s beside others", 1)
+
+
+def _give_up_timing(limit_s: float) -> None:
+    _end(f"TimeoutError: it had not been timed after {limit_s:.0f} s", 1)
+
+
+def _give_up_checking(limit_s: float) -> None:
+    # Its answer, without a comparison, has been written.
+    _end(f"TimeoutError: it had not been compared after {limit_s:.0f} s", 0)
+
+
+def _end(why: str, code: int) -> None:
+    print(why, file=sys.stderr, flush=True)
+    os._exit(code)
 
 
 def main(arguments: list[str]) -> int:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, read_result, records_of
 from benchmarks.suites.catalogue import FOLDER_VARIABLE, OFFLINE
-from benchmarks.suites.results import AGAIN
+from benchmarks.suites.results import AGAIN, EAGER
 from benchmarks.trial import Trial, TrialResult
 from benchmarks.variants import VARIANTS, Cache, Compile, Variant
 from benchmarks.workloads import Mode, Workload
 from tools.lab.barrier import AFTERWARDS_VARIABLE, Barrier
 from tools.lab.run import SharedRun, SharedRunner, barrier_of, side_by_side
-from tools.lab.shared_machine import COMPILE_LIMIT_VARIABLE
+from tools.lab.shared_machine import LIMIT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -39,15 +39,20 @@ Key = tuple[str, str]
 """Of a record: workload and variant."""
 _AFTERWARDS = {Mode.INFERENCE: 4, Mode.TRAINING: 2}
 """Processes that compare results at a time: each has a second model on the GPU, and maybe in float64."""
-_OUT_OF_MEMORY = ("OutOfMemoryError", "out of memory", "CUDNN_STATUS_ALLOC_FAILED")
-_GRACE_S = 12.0
-"""For processes and daemons to end."""
-_COMPILE_LIMIT_S = 240
-"""For one process: the others of its GPU wait for it."""
-_CHECKS = 1.25
+_OUT_OF_MEMORY = (
+    "OutOfMemoryError",
+    "out of memory",
+    "_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",
+)
+_GRACE_S, _GATHER_S = 12.0, 10.0
+"""For processes and daemons to end, and for their decisions to be gathered."""
+_CHECKS = 1.1
 """How much longer models take in all than until they have been timed."""
-_ONE = 0.7
-"""The share of the time of several models in which one of them is done."""
+_START = 0.4
+"""The share of the time of several models that one of them takes as well: processes start, and some model compiles the longest."""
+_PLAIN_WARM_UP = 30
+"""The most steps of warm-up of a process without PyGraph, which needs more to decide."""
 _POLL_S, _SETTLED_S = 0.2, 1.0
 _SAME_SETTINGS = ("suite", "mode", "warm_up", "steps", "windows", "window_steps", "libraries")
 """Settings that all records of a file have in common."""
@@ -63,20 +68,28 @@ class Piece:
     left_out: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[str, str] = field(default_factory=dict)
     torchbench: Path | None = None
+    begin_s: float | None = None
+    """Begin no model later, so that what follows on this GPU has its share of the time."""
+    limit_s: float = 240.0
+    """For one process to compile, to be timed, or to be compared: the others of its GPU wait for it."""
 
 
 class SuiteRunner(SharedRunner):
     """Runs trials of models that download nothing."""
 
     child = ("tools.lab.shared_machine", "suite")
+    takes_cut_short = True
 
     def _task(self, trial: Trial) -> Task:
-        """Return a trial's task: nothing is profiled that can run no graphs, nor compared that another variant is the same as."""
+        """Return a trial's task: nothing is profiled that can run no graphs, nor eager mode or the same variant compared again."""
         variant = trial.variant
         graphs = variant.is_ours or variant.compile in (Compile.REDUCE_OVERHEAD, Compile.CUDA_GRAPH)
         task = super()._task(trial)
         return dataclasses.replace(
-            task, profile=task.profile and graphs, check=task.check and variant.name != AGAIN
+            task,
+            profile=task.profile and graphs,
+            check=task.check and variant.name not in (EAGER, AGAIN),
+            warm_up=task.warm_up if variant.is_ours else min(task.warm_up, _PLAIN_WARM_UP),
         )
 
     def compiles_with(self, trial: Trial) -> Hashable:
@@ -122,6 +135,8 @@ class SuiteRun(SharedRun):
     _waiting: deque[Workload] = field(default_factory=deque)
     _usual_s: float = 0.0
     """Seconds that the latest models have taken."""
+    _usual_size: int = 1
+    """Their number."""
 
     def execute(self) -> list[Record]:
         """Measure what the file lacks, as far as the time suffices; return all records."""
@@ -175,7 +190,7 @@ class SuiteRun(SharedRun):
         runner = SuiteRunner(
             folder, self.plan.settings, self.sharing.compiled, full_speed=True, environ=self._environ()
         )
-        end = threading.Timer(max(0.0, self.left_s() - _GRACE_S), runner.stop.set)
+        end = threading.Timer(max(0.0, self.left_s()), runner.stop.set)
         end.start()
         try:
             self._take_all_slots(runner, folder)
@@ -186,13 +201,14 @@ class SuiteRun(SharedRun):
         folder = {FOLDER_VARIABLE: str(self.piece.torchbench)} if self.piece.torchbench else {}
         limits = {
             AFTERWARDS_VARIABLE: str(_AFTERWARDS[self.piece.mode]),
-            COMPILE_LIMIT_VARIABLE: str(_COMPILE_LIMIT_S),
+            LIMIT_VARIABLE: str(self.piece.limit_s),
         }
         return {**OFFLINE, **folder, **limits}
 
     def left_s(self) -> float:
-        """Return the seconds until the piece is to have ended."""
-        return self._began + self.piece.end_s - time.monotonic()
+        """Return the seconds for which the piece may still measure."""
+        grace_s = _GRACE_S + (_GATHER_S if self.sharing.decisions else 0.0)
+        return self._began + self.piece.end_s - grace_s - time.monotonic()
 
     def _take_slot(self, slot: GpuSlot, runner: SharedRunner, folder: Path, started: float) -> None:
         running: Future[None] | None = None
@@ -203,11 +219,15 @@ class SuiteRun(SharedRun):
                 running = pool.submit(self._take_models, part, runner, slot)
                 while not (running.done() or self._is_timed(part)):
                     time.sleep(_POLL_S)
-                self._usual_s = _CHECKS * (time.monotonic() - part.began)
+                self._usual_s, self._usual_size = _CHECKS * (time.monotonic() - part.began), len(workloads)
             if running:
                 running.result()
         if self._waiting and self.stopped is None:
             self.stopped = "stopped: no time for more"
+
+    def _is_late(self) -> bool:
+        begin_s = self.piece.begin_s
+        return begin_s is not None and time.monotonic() - self._began > begin_s
 
     @staticmethod
     def _is_timed(part: Part) -> bool:
@@ -218,10 +238,12 @@ class SuiteRun(SharedRun):
         return part.is_timed
 
     def _next_workloads(self) -> tuple[Workload, ...]:
-        """Return the next models for a GPU, if there is as much time left as others have taken."""
-        left_s, size = self.left_s() - _GRACE_S, self.sharing.at_once or 1
-        if left_s < self._usual_s:
-            size = 1 if left_s > _ONE * self._usual_s else 0
+        """Return the next models for a GPU: as many as there is time for, by what the latest have taken."""
+        left_s, size = self.left_s(), self.sharing.at_once or 1
+        if self._is_late():
+            return ()
+        while size and left_s < self._usual_s * (_START + (1 - _START) * size / self._usual_size):
+            size -= 1
         found: list[Workload] = []
         while left_s > 0 and self._waiting and len(found) < size:
             found.append(self._waiting.popleft())

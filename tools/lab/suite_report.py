@@ -89,7 +89,8 @@ def _section(result: Result) -> str:
     told = (
         "A model passes if it ran and its results were not wrong. The first table's means are over the models that all of its variants pass, "
         f"but {code(BY_HAND)}; `docs/benchmarks.md` defines each column. Ratios above 1: PyGraph is faster. Compile time is of processes that "
-        "began with empty caches, beside others that compiled."
+        "began with empty caches, beside others that compiled. A suite is measured in the order of `benchmarks/suites/tables.py`: small and "
+        "middle models of all families first, as most of the time is compiling, and large ones when there is time for them."
     )
     parts = [
         f"## {_name(result)} on {gpu_of(result)}",
@@ -219,7 +220,11 @@ def _cut(reason: str) -> str:
 
 
 def _results(result: Result, mode: Mode) -> Results:
-    return Results.of(each for each in records_of(result.content) if each.mode == mode)
+    return Results.of_suite(_records(result, mode))
+
+
+def _records(result: Result, mode: Mode) -> list[Record]:
+    return [each for each in records_of(result.content) if each.mode == mode]
 
 
 def _name(result: Result) -> str:
@@ -245,7 +250,7 @@ def _paper(stored: Sequence[Result]) -> str:
             for result in stored
             if result.name.startswith(f"suite-{each.suite}")
             for name in names
-            if (mean := _ratio(_results(result, each.mode), name, each.batch))
+            if (mean := _ratio(Results.of(_records(result, each.mode)), name, each.batch))
         ]
         table.append(
             [
