@@ -1,7 +1,7 @@
-"""Backs a large range of device addresses with little memory, for stand-ins of large inputs: one allocation is mapped again and again.
+"""Maps one small allocation again and again over a large range of device addresses, for stand-ins of large inputs.
 
-A capture needs addresses and no memory. But in verification a kernel may reach an address of the capture that relocation has missed, and
-where nothing is mapped that would end the process. In this range it reads poison, and what it writes shows in the one allocation.
+A capture needs addresses and no memory. But if relocation misses an address, a kernel of the verification accesses memory at that address
+of the capture. Where nothing is mapped, that would end the process. Here the kernel reads poison, and its writes change the allocation.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pygraphd.client.replay.relocation_table import BLOCK, PAGE, blocks
 if TYPE_CHECKING:
     from pygraphd.client.backend.driver import Driver
 
-MAPPINGS = 64
-"""An allocation is mapped at most about 64 times, so that its memory is about 1/64 of the range, while it has fewer pages than `MOST_PAGES`."""
-MOST_PAGES = 32
-"""An allocation has 64 MiB at most: a range of 40 GiB then takes 640 mappings."""
+TARGET_MAPPINGS = 64
+"""Number of times that an allocation of fewer than `MAX_PAGES` pages is mapped: its memory is about 1/64 of the range."""
+MAX_PAGES = 32
+"""Largest number of pages of 2 MiB in an allocation, together 64 MiB. A range of 40 GiB then takes 640 mappings."""
 
 
 class AliasedMemory:
-    """A range of addresses, handed out from front to back as tensors of bytes that share memory with one another."""
+    """A range of addresses over aliased memory. `take` hands it out from front to back, as tensors of bytes."""
 
     def __init__(self, driver: Driver, device: torch.device, size: int, pages: int = 0) -> None:
         """Map memory over `size` bytes of addresses: `pages` of 2 MiB if that is given.
 
-        Raises `DriverError`, as where the device is full or cannot map memory.
+        Raises DriverError, for example if the device is full or cannot map memory.
         """
         self.device, self._taken = device, 0
-        self._bytes = PAGE * (pages or min(MOST_PAGES, -(-size // (MAPPINGS * PAGE))))
+        self._bytes = PAGE * (pages or min(MAX_PAGES, -(-size // (TARGET_MAPPINGS * PAGE))))
         self._range = -(-size // self._bytes) * self._bytes
         self._stack = contextlib.ExitStack()
         self._address = self._stack.enter_context(

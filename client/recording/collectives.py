@@ -1,9 +1,9 @@
 """Records graphs with collectives, in lockstep with the other ranks of their process group.
 
-Every rank has to run the collectives of a call equally often. A call runs them once, by a replay or as KERNELS, whichever each rank takes.
-The call that is recorded runs them twice on all ranks: once on copies of its inputs, and once as KERNELS. Nothing else runs them: a
-recording is made in an attempt of all ranks and never alone, a recording that differs is not repeated, no result is checked later, and a
-trial runs each call in one deployment.
+Every rank has to run the collectives of a call equally often. An ordinary call runs them once on each rank, by a replay on one and as
+KERNELS on another if need be. The call that is recorded runs them twice on all ranks: once on copies of its inputs, and once as KERNELS.
+Nothing else runs them: no rank records alone, a recording that differs is not repeated, no result is checked later, and a trial runs each
+call in one deployment.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.size_slot import Size, SizeSlot
 
-ATTEMPTS = (3, 16, 64, 256)
-"""The calls of a size at which all ranks attempt to record it, until they do: one that is late at first may not be so later."""
+ATTEMPT_CALLS = (3, 16, 64, 256)
+"""The calls of a size at which all ranks attempt to record it, until an attempt succeeds: a rank that was late may be in time later."""
 IDLE_S = 5.0
-"""Seconds for which a rank waits until its GPU is idle, so that no other rank is behind; else it refuses."""
+"""Seconds that a rank waits for its GPU to be idle before it votes against the attempt. If all GPUs are idle, no rank is behind."""
 NOT_IDLE = f"the GPU of a rank was not idle within {IDLE_S:g} s"
 CLOSED = "a rank runs KERNELS"
 
 
 class CollectiveRecordings(Recordings):
-    """Recordings of a callable that runs collectives; `kernels` has to run all of its calls that are not for a GRAPH."""
+    """Recordings of a callable that runs collectives. All calls that do not run as GRAPH have to go through `kernels`."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class CollectiveRecordings(Recordings):
         return watched
 
     def kernels(self, inputs: list[Any]) -> Any:
-        """Run a call as KERNELS, and record it if all ranks do."""
+        """Run a call as KERNELS, and record it if it is an attempt in which all ranks take part."""
         size = self._size_of(inputs)
         if size not in self._slots:
             self._add_slot(size)
         slot = self._slots.get(size)
         if slot is not None and slot.replay is None:
             slot.calls += 1
-            if slot.calls in ATTEMPTS:
+            if slot.calls in ATTEMPT_CALLS:
                 with self._recorder.on_device() or contextlib.nullcontext():
                     return self._attempt(slot, inputs)
         return self._launch(inputs)
@@ -91,7 +91,7 @@ class CollectiveRecordings(Recordings):
         return self.kernels(inputs)
 
     def _record_or_fall_back(self, slot: SizeSlot, inputs: list[Any], reason: str) -> Any:
-        return self._fall_back(reason, inputs)  # a layout that does not fit: this rank would record alone
+        return self._fall_back(reason, inputs)  # the layout does not fit on this rank: it would record alone
 
     def close(self) -> None:
         """Destroy all recordings, and make no more."""
@@ -101,7 +101,7 @@ class CollectiveRecordings(Recordings):
     # --- an attempt ---
 
     def _attempt(self, slot: SizeSlot, inputs: list[Any]) -> Any:
-        lockstep = guarded(self._report, "recording by all ranks", in_full=True)(lambda: self._begun(slot))
+        lockstep = guarded(self._report, "recording by all ranks", in_full=True)(lambda: self._begin(slot))
         if lockstep is None:
             return self._launch(inputs)
         if not self._recording.acquire(blocking=False):
@@ -114,8 +114,8 @@ class CollectiveRecordings(Recordings):
             slot.recording_us += self._pipeline.host_us - before_us
             self._recording.release()
 
-    def _begun(self, slot: SizeSlot) -> Lockstep | None:
-        """Return this rank's part in an attempt; None if it has refused, and all launch."""
+    def _begin(self, slot: SizeSlot) -> Lockstep | None:
+        """Begin an attempt; return None if this rank has voted against it, so that all ranks run KERNELS."""
         size = ",".join(map(str, slot.size))
         try:
             lockstep = self._groups.lockstep(
@@ -132,18 +132,16 @@ class CollectiveRecordings(Recordings):
         is_new = slot.refusal is None
         lockstep.refuse(reason, for_good=not is_new or self._is_closed)
         if is_new:
-            self._give_up(
-                slot, Refusal(reason, Persistence.ONE_CALL, ReasonCode.RANKS_NOT_RECORDED), lockstep
-            )
+            self._abort(slot, Refusal(reason, Persistence.ONE_CALL, ReasonCode.RANKS_NOT_RECORDED), lockstep)
         return None
 
     def _record_together(self, slot: SizeSlot, inputs: list[Any], lockstep: Lockstep) -> Any:
-        """Run a call as KERNELS, and keep a recording of it if all ranks have a right one."""
+        """Run a call as KERNELS, and keep a recording of it if those of all ranks are verified."""
         self._log(slot, "recording with all ranks")
         pipeline = self._pipeline
         attempt = pipeline.record(inputs, slot.mismatches.constraints, lockstep=lockstep)
         if isinstance(attempt, Refusal):
-            self._give_up(slot, attempt, lockstep)
+            self._abort(slot, attempt, lockstep)
             pipeline.note_launch()
             return self._launch(inputs)
         self._trim()
@@ -152,24 +150,24 @@ class CollectiveRecordings(Recordings):
         except BaseException:
             lockstep.refuse("a call raised")
             attempt.close()
-            raise  # the user's own, as without us
-        found = pipeline.compare(attempt, outputs, lockstep)
-        if found is None:
+            raise  # as without PyGraph
+        difference = pipeline.compare(attempt, outputs, lockstep)
+        if difference is None:
             self._keep(slot, attempt)
             self._timeout_s = lockstep.timeout_s
             self._recorder.watch.begin(lockstep.timeout_s)
             return outputs
-        if not isinstance(found, Refusal):
-            found = Refusal(str(found), Persistence.PROCESS, ReasonCode.RESULTS_DIFFER)
+        if not isinstance(difference, Refusal):
+            difference = Refusal(str(difference), Persistence.PROCESS, ReasonCode.RESULTS_DIFFER)
         if not pipeline.stuck:
             attempt.close()
-        self._give_up(slot, found, lockstep)
+        self._abort(slot, difference, lockstep)
         return outputs
 
-    def _give_up(self, slot: SizeSlot, refusal: Refusal, lockstep: Lockstep) -> None:
-        """Have no rank go on, and refuse the size if there will be no further attempt."""
+    def _abort(self, slot: SizeSlot, refusal: Refusal, lockstep: Lockstep) -> None:
+        """Abort the attempt on all ranks, and refuse the size if no further attempt will be made."""
         self._groups.late += lockstep.is_late or refusal.reason == NOT_IDLE
-        is_last = slot.calls == ATTEMPTS[-1] or lockstep.steps > 0
+        is_last = slot.calls == ATTEMPT_CALLS[-1] or lockstep.steps > 0
         if refusal.persistence in {Persistence.ONE_CALL, Persistence.TRANSIENT}:
             persistence = Persistence.PROCESS if is_last else Persistence.ONE_CALL
             refusal = dataclasses.replace(refusal, persistence=persistence)

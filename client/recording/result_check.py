@@ -1,4 +1,4 @@
-"""Compares one served call with KERNELS in each interval of `PYGRAPH_RECHECK_S` seconds, and all of a device in at most 0.1 % of the time.
+"""Compares one call of each GRAPH with KERNELS every `PYGRAPH_RECHECK_S` seconds, in at most 0.1 % of the time of a device.
 
 The call returns the results of the GRAPH. After it the callable runs twice as KERNELS on copies of the inputs: once to be compared with
 the GRAPH, and once to find out how much it differs from itself. The outcome is read at a later call.
@@ -39,30 +39,30 @@ if TYPE_CHECKING:
 CALLS_PER_POLL = 256
 """Calls of a recording between two readings of the clock."""
 CALLS_UNTIL_READ = 16
-"""Calls after a check at which its outcome is read: the GPU has mostly got that far, so that the host does not wait."""
+"""Calls between a check and the reading of its outcome. By then the GPU has mostly computed it, so that the host does not wait."""
 SHARE = 0.0005
-"""Share of the time that all checks on a device take at most. As much again is left for what they cause later: memory that was given back
-to the device is allocated anew."""
+"""Largest share of the time that all checks on a device take. As much again is left for their consequences: memory that was given back to the
+device is allocated anew."""
 PRESUMED_S = 0.01
-"""Time in seconds that a check is taken to need until its outcome is read."""
+"""Estimate of the time in seconds that a check takes, used until its outcome is read."""
 NEVER = sys.maxsize
 DIFFERS = "a GRAPH computed other results than its kernels, and runs as KERNELS from now on"
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CheckedCall:
     """The inputs of a call that is checked."""
 
     inputs: list[Any]
-    kept: list[Any]
-    """The inputs from before the call: copies of those that may be written."""
+    copies: list[Any]
+    """The inputs with their values from before the call: copies of those that the graph may write."""
     began_s: float
-    mark: Any
+    start: Any
     """The event on the device at the start."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Outcome:
     """The outcome of a check, on the device."""
 
     numbers: torch.Tensor
@@ -70,12 +70,12 @@ class _Found:
     names: Mapping[int, str]
     compared: Mapping[int, ComparedTensor]
     tolerance: float
-    marks: tuple[Any, Any]
+    events: tuple[Any, Any]
     """The events on the device at the start and at the end."""
 
     def difference(self) -> str | None:
         """Return the name of a value that differs; None if none does. Waits for the device."""
-        self.marks[1].synchronize()  # the call that reads may be on another stream
+        self.events[1].synchronize()  # the call that reads may be on another stream
         values: list[float] = self.numbers.tolist()
         mine = dict(zip(self.compared, values[: len(self.compared)], strict=True))
         noise = dict(zip(self.compared, values[len(self.compared) :], strict=True))
@@ -108,7 +108,7 @@ class ResultCheck:
         self._clock = clock
         self._is_on = interval_s > 0 and facts.is_repeatable and not facts.state
         self._due = clock() + interval_s
-        self._found: weakref.WeakKeyDictionary[Replay, _Found] = weakref.WeakKeyDictionary()
+        self._outcomes: weakref.WeakKeyDictionary[Replay, _Outcome] = weakref.WeakKeyDictionary()
 
     def first_poll(self, replay: Replay) -> int:
         """Return the call of a new recording at which to read the clock; never if it draws random numbers."""
@@ -116,10 +116,10 @@ class ResultCheck:
 
     def verdict(self, replay: Replay) -> str | None:
         """Return why a recording must not serve any more, by the check of an earlier call; None if it may. Raises nothing."""
-        found = self._found.pop(replay, None)
-        if found is None:
+        outcome = self._outcomes.pop(replay, None)
+        if outcome is None:
             return None
-        difference = self._guarded(lambda: self._read(found))
+        difference = self._guarded(lambda: self._read(outcome))
         if difference is None:
             return None
         self._report.count(wrong_results=1)
@@ -128,19 +128,19 @@ class ResultCheck:
         log.say(reason, is_logged=True)
         return reason
 
-    def _read(self, found: _Found) -> str | None:
+    def _read(self, outcome: _Outcome) -> str | None:
         began_s = self._clock()
-        difference = found.difference()
-        self._pause(max(self._clock() - began_s, found.marks[0].elapsed_time(found.marks[1]) / 1e3))
+        difference = outcome.difference()
+        self._pause(max(self._clock() - began_s, outcome.events[0].elapsed_time(outcome.events[1]) / 1e3))
         return difference
 
     def _pause(self, took_s: float) -> None:
-        """Have no check begin on the device until the time that one took is a small share; then others have their turn first."""
+        """Let no check begin on the device until the time that one took is a small share of all; then other recordings are checked first."""
         recorder = self._recorder
         recorder.next_check_at = max(recorder.next_check_at, self._clock() + took_s / SHARE)
         self._due = recorder.next_check_at + self._interval_s
 
-    def begin(self, replay: Replay, inputs: Sequence[Any]) -> Given | None:
+    def begin(self, replay: Replay, inputs: Sequence[Any]) -> CheckedCall | None:
         """Return the inputs for a check of the next call; None if that is not to be checked. Raises nothing."""
         replay.counts.next_check = replay.counts.replays + CALLS_PER_POLL
         began_s = self._clock()
@@ -149,24 +149,24 @@ class ResultCheck:
         self._due = began_s + self._interval_s
         with self._guarded:
             if self._recorder.why_not() is None and self._has_memory_for(replay, inputs):
-                mark = self._recorder.mark()
-                return Given(list(inputs), copies_of(inputs, None, self._written), began_s, mark)
+                start = self._recorder.mark()
+                return CheckedCall(list(inputs), copies_of(inputs, None, self._written), began_s, start)
         return None
 
-    def end(self, replay: Replay, given: Given, outputs: Sequence[Any]) -> None:
+    def end(self, replay: Replay, checked: CheckedCall, outputs: Sequence[Any]) -> None:
         """Run the callable as KERNELS after a call, and compare. Raises nothing."""
         with self._guarded:
-            self._found[replay] = self._compared(given, outputs)
+            self._outcomes[replay] = self._compared(checked, outputs)
             self._recorder.trim()
             self._report.count(checked_results=1)
-            self._pause(max(self._clock() - given.began_s, PRESUMED_S))
+            self._pause(max(self._clock() - checked.began_s, PRESUMED_S))
             replay.counts.next_check = replay.counts.replays + CALLS_UNTIL_READ
 
-    def _compared(self, given: Given, outputs: Sequence[Any]) -> _Found:
-        copies = copies_of(given.kept, None, self._written)
+    def _compared(self, checked: CheckedCall, outputs: Sequence[Any]) -> _Outcome:
+        copies = copies_of(checked.copies, None, self._written)
         right = Values(self._launch(list(copies)), copies)
-        again = Values(self._launch(list(given.kept)), given.kept)
-        mine = Values(outputs, given.inputs)
+        again = Values(self._launch(list(checked.copies)), checked.copies)
+        mine = Values(outputs, checked.inputs)
         pairs = {
             index: (mine.all[index], each, again.all[index])
             for index, each in enumerate(right.all)
@@ -174,12 +174,12 @@ class ResultCheck:
         }
         numbers = [distance(one, other) for one, other, _ in pairs.values()]
         numbers += [distance(more, other) for _, other, more in pairs.values()]
-        return _Found(
+        return _Outcome(
             torch.stack(numbers) if numbers else torch.empty(0),
             {index: right.name(index) for index in pairs},
             {index: ComparedTensor(other.dtype, other.numel()) for index, (_, other, _) in pairs.items()},
             tolerance_of(right.all),
-            (given.mark, self._recorder.mark()),
+            (checked.start, self._recorder.mark()),
         )
 
     def _is_compared(self, index: int, mine: Any, right: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Makes tensors in place of the inputs of a call: stand-ins without values for captures, and copies for replays."""
+"""Makes tensors to be used in place of the inputs of a call: stand-ins without values in captures, and copies in replays."""
 
 from __future__ import annotations
 
@@ -24,50 +24,51 @@ from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, alignment
 NO_CONSTRAINTS = LayoutConstraints()
 
 LARGE = 1 << 20
-"""Bytes up to which an input is copied and stood in for by memory: hundreds of small ones take less time together."""
+"""Largest size in bytes of inputs that are always copied, and whose stand-ins have memory of their own. Copying hundreds of these is quick."""
 ALIASED_FROM = 32 << 20
-"""Bytes of all larger inputs from which on their stand-ins are addresses of `AliasedMemory`."""
+"""Where the inputs above `LARGE` have this many bytes together, their stand-ins are addresses of `AliasedMemory`."""
 ALIASES = 16
-"""How many times as large as their memory aliased copies are. It has a prime number of pages: rows at powers of two are aliases seldom."""
+"""Bytes of aliased copies for each byte of their memory. The memory has a prime number of pages, so that rows at powers of two are seldom aliases."""
 ALIASED_COPY_FROM = 64 << 20
-"""Bytes of the smallest group of inputs that is given an aliased copy, where there is no memory for a whole one."""
+"""Bytes from which on a group of inputs may have an aliased copy, where there is no memory for a whole one."""
 MAX_INDICES_BYTES = 16 << 20
 """Inputs with more bytes are not taken for indices."""
 
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """Tensors that a call is captured on."""
+    """The tensors on which a call is captured."""
 
     tensors: list[Any]
-    """A stand-in for each tensor among the inputs, and the other inputs as they are."""
+    """The inputs, with a stand-in in place of each tensor."""
     memory: list[torch.Tensor]
     """The memory of the stand-ins, as 64-bit integers."""
     ranges: list[torch.Tensor]
-    """All addresses of the stand-ins: those of `memory`, and those that share memory."""
+    """The address ranges of all stand-ins, as tensors: `memory`, and ranges of aliased memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class AliasedCopies:
-    """Copies of large inputs side by side over little memory, which is mapped again and again, for a verification without the memory to copy them.
+    """Copies of large inputs on aliased memory, for a verification without the memory to copy them.
 
-    Kernels that write to parts of one input, or of two that lie side by side, meet no aliases unless they reach further than the memory does.
+    They lie side by side in one range of addresses. Two addresses in it are aliases if they are a multiple of the size of the memory apart.
+    So a kernel whose writes lie closer together writes to no aliases.
     """
 
     memory: torch.Tensor
     """The memory, as 64-bit integers."""
     filled: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """Pieces of the memory, and the bytes of inputs that they begin with."""
+    """Pieces of the memory, each with the bytes of the input that are copied to it."""
     tensors: Mapping[int, torch.Tensor]
     """The tensors by index of their input."""
 
     def among(self, copies: Sequence[Any]) -> list[Any]:
-        """Return a list of inputs with these among them, and fill the memory anew."""
+        """Return `copies` with the aliased copies in their places, after filling the memory with bytes of the inputs."""
         torch_private.copy_all(self.filled)
         return [self.tensors.get(index, each) for index, each in enumerate(copies)]
 
     def left(self, copies: Sequence[Any], memory: torch.Tensor) -> list[Any]:
-        """Return a list of inputs with `memory` in place of the first of these, and None in place of the others."""
+        """Return `copies` with `memory` in place of the first aliased copy, and None in place of the others, for a comparison."""
         first, *others = self.tensors
         seen = {first: memory.view(self.tensors[first].dtype), **dict.fromkeys(others)}
         return [seen.get(index, each) for index, each in enumerate(copies)]
@@ -83,15 +84,15 @@ class Call:
     driver: Driver
     device: torch.device
     make_sure_of: Callable[[int], None]
-    """Raises if so many bytes cannot be allocated."""
+    """Raises an error if a number of bytes cannot be allocated."""
     has_aliases: bool = True
-    """Whether stand-ins of large inputs are addresses of `AliasedMemory`, where that can be had."""
+    """Whether stand-ins of large inputs are addresses of `AliasedMemory`, if that can be mapped."""
     _aliased: list[AliasedMemory] = field(default_factory=list)
 
     def stand_ins(self, *, besides: int = 0, is_further: bool = False) -> StandIns:
-        """Return stand-ins for the inputs, at other addresses modulo 4 GiB if they are for a further capture.
+        """Return stand-ins for the inputs. Those for a further capture (`is_further`) lie at other addresses modulo 4 GiB.
 
-        Raises what `make_sure_of` raises where there is no memory for them and `besides` as many bytes.
+        Raises the error of `make_sure_of` if there is no memory for them and `besides` more bytes.
         """
         large, others = 0, 0
         for group, span in _groups(self.inputs, self.constraints, self.groups):
@@ -108,11 +109,11 @@ class Call:
         return StandIns(tensors, [*memory, aliased.memory], [*memory, aliased.whole])
 
     def aliased_copies(self, written: Collection[int]) -> AliasedCopies | None:
-        """Return copies with little memory of the large inputs with an index in `written`; None where memory cannot be mapped."""
+        """Return aliased copies of the large inputs with an index in `written`; None if memory cannot be mapped."""
         chosen = [each for each in self.groups if self._may_alias(*each, written)]
         chosen.sort(
             key=lambda each: each[0].members[0][0]
-        )  # what a kernel takes together is mostly side by side
+        )  # by index: the inputs of one kernel mostly follow one another
         size = sum(_bytes_for(span) for _, span in chosen)
         aliased = self._alias(size, prime_from(1 + size // (ALIASES * PAGE))) if chosen else None
         if aliased is None:
@@ -136,13 +137,13 @@ class Call:
         try:
             self._aliased.append(AliasedMemory(self.driver, self.device, size, pages))
         except DriverError:
-            return None  # stand-ins have memory then, if there is enough
+            return None  # the caller then allocates memory
         return self._aliased[-1]
 
     def close(self) -> None:
         """Give aliased memory back; stand-ins must not be used any more."""
         while self._aliased:
-            with contextlib.suppress(DriverError):  # the recording is not to blame
+            with contextlib.suppress(DriverError):  # no fault of the recording
                 self._aliased.pop().close()
 
 
@@ -156,7 +157,7 @@ def bytes_to_copy(
     *,
     but_large: bool = False,
 ) -> int:
-    """Return the memory that `copies_of` takes, `but_large` without that for inputs that may have aliased copies."""
+    """Return the bytes that `copies_of` allocates; with `but_large`, less those of inputs that may have aliased copies."""
     copied = _to_copy(inputs, groups, written)
     return sum(_bytes_for(span) for _, span in copied if not but_large or not _is_large(span, written))
 
@@ -168,9 +169,9 @@ def _is_large(span: Span, written: Collection[int] | None) -> bool:
 def copies_of(
     inputs: Sequence[Any], groups: InputGroups | None = None, written: Collection[int] | None = None
 ) -> list[Any]:
-    """Return the inputs with copies of those that are small or have an index in `written` (None: any input).
+    """Return the inputs, with copies in place of those that are small or have an index in `written` (None: of all).
 
-    They are aligned and overlap as the inputs do. Raises `NotRelocatableError`.
+    The copies are aligned and overlap as the inputs do. Raises NotRelocatableError if inputs of several storages overlap.
     """
     copies, pairs = list(inputs), list[tuple[torch.Tensor, torch.Tensor]]()
     for group, span in _to_copy(inputs, groups, written):
@@ -180,7 +181,7 @@ def copies_of(
             copies[index] = copy
         index, tensor = members[-1]
         is_plain = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        # A byte that is neither 0 nor 1 in a boolean tensor, as in memory that was never written, would become 1.
+        # A copy of a boolean tensor turns other bytes than 0 and 1, as in memory that was never written, into 1.
         if len(group.members) == 1 and span.size == tensor.nbytes and is_plain and tensor.dtype != torch.bool:
             pairs.append((copies[index], tensor))
         else:
@@ -215,7 +216,7 @@ def may_be_indices(members: Sequence[tuple[int, int]], inputs: Sequence[Any]) ->
 
 
 def groups_of(inputs: Sequence[Any], groups: InputGroups | None) -> InputGroups:
-    """Return the groups of all inputs; `groups` if they are known, as finding them takes milliseconds for hundreds of inputs."""
+    """Return `groups` if they are given, else the groups of all inputs, which takes milliseconds for hundreds of inputs."""
     return input_groups(inputs) if groups is None else groups
 
 
@@ -239,8 +240,8 @@ def stand_ins_for(
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """Return stand-ins for the inputs, and their memory as 64-bit integers: an allocation for each group.
 
-    They are aligned as the inputs are or as the constraints say, whichever is worse, and overlap as the inputs do unless they
-    are to lie apart. Those of large inputs lie in `aliased`, if it is given.
+    They have the alignment of the inputs or of the constraints, whichever is less, and overlap as the inputs do unless the constraints
+    have them lie apart. Stand-ins of large inputs lie in `aliased`, if it is given.
     """
     copies, memory = list(inputs), []
     for group, span in _groups(inputs, constraints, groups):
@@ -277,7 +278,7 @@ def _is_aliased(
 def _groups(
     inputs: Sequence[Any], constraints: LayoutConstraints, groups: InputGroups | None
 ) -> Iterator[tuple[InputGroup, Span]]:
-    """Yield the groups of the inputs; a group for each input if they are to lie apart."""
+    """Yield the groups of the inputs, with their spans; one group for each input if the constraints have them lie apart."""
     if not constraints.apart:
         yield from groups_of(inputs, groups)
         return
@@ -294,9 +295,9 @@ def _allocated(
     constraints: LayoutConstraints,
     allocate: Callable[[int], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """Return an allocation for a span, and the offset in it at which the span is to begin.
+    """Return an allocation for a span, and the offset in it at which the span begins.
 
-    There its member is aligned as it is, or as the constraints say if that is worse.
+    At this offset `member` has its own alignment, or that of the constraints if it is less.
     """
     size, address = _bytes_for(span), member.data_ptr()
     memory = (

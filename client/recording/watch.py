@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 SWITCHES = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 """The variable of c10d's watchdog, and its former name, which c10d still reads."""
 LONGEST_PAUSE_S = 10.0
-"""The longest time in seconds between two looks; else it is a tenth of the time-out."""
-SAID = "a CUDA graph with collectives has waited {:g} s for another rank: the process ends, as it does without PyGraph"
+"""Longest time in seconds between two polls; it is a tenth of the time-out where that is less."""
+MESSAGE = "a CUDA graph with collectives has waited {:g} s for another rank: the process ends, as it does without PyGraph"
 
 
 def end_process(timeout_s: float) -> None:
-    """Do as c10d's watchdog does."""
-    log.say(SAID.format(timeout_s), is_logged=True)
+    """Write a message, and end the process by SIGABRT as c10d's watchdog does."""
+    log.say(MESSAGE.format(timeout_s), is_logged=True)
     os.kill(os.getpid(), signal.SIGABRT)
 
 
 class Watch:
-    """Watches the latest replay on one device. `note` takes about a microsecond; the GPU is asked only once the time is over."""
+    """Watches the latest replay on one device. `note` takes about a microsecond; the event is queried only after the time-out."""
 
     def __init__(
         self,
@@ -41,35 +41,35 @@ class Watch:
         in_capture: Callable[[], bool],
         end: Callable[[float], object] = end_process,
     ) -> None:
-        """Record `event`, a CUDA event, after each replay, and ask for it in a context of `relaxed`, beside captures of other threads."""
+        """Record `event`, a CUDA event, after each replay. It is queried in a context of `relaxed`, since another thread may be capturing."""
         self._event = event
         self._relaxed = relaxed
         self._in_capture = in_capture
         self._end = end
         self._timeout_s: float | None = None
         self._latest: tuple[float, float] | None = None
-        """When the latest replay was launched, and its time-out."""
+        """The time at which the latest replay was launched, and its time-out, in seconds."""
 
     def begin(self, timeout_s: float) -> None:
-        """Watch replays that are noted from now on, each for the time-out of its own group, as this one in seconds."""
+        """Watch the replays that are noted from now on. `timeout_s` is the time-out of one group; each replay is noted with that of its own."""
         if any(os.environ.get(each) == "0" for each in SWITCHES):
             return  # the user has switched c10d's watchdog off
         before, self._timeout_s = self._timeout_s, min(timeout_s, self._timeout_s or timeout_s)
         if before is None:
-            target, mine = _look_until_gone, weakref.ref(self)
+            target, mine = _poll_until_gone, weakref.ref(self)
             threading.Thread(target=target, args=(mine,), name="pygraph-watch", daemon=True).start()
 
     def note(self, timeout_s: float | None) -> None:
-        """Note that a replay with a time-out was launched on the current stream; None: no replay was. Raises nothing."""
+        """Note that a replay was launched on the current stream. `timeout_s` is None if the call was no replay. Raises nothing."""
         if timeout_s is not None and self._timeout_s is not None and not self._in_capture():
-            self._latest = time.monotonic(), timeout_s  # first, since the event may be asked for at any time
+            self._latest = time.monotonic(), timeout_s  # before the event, which may be queried at any time
             try:
                 self._event.record()
-            except Exception:  # noqa: BLE001 - an error of the user's, which comes again in a call of theirs
+            except Exception:  # noqa: BLE001 - an error of the user's, which their next CUDA call raises again
                 self._latest = None
 
-    def look(self, now: float) -> float:
-        """End the process if the latest replay has not ended in time; return the seconds until the next look."""
+    def poll(self, now: float) -> float:
+        """End the process if the latest replay has not ended in time; return the seconds until the next poll."""
         latest = self._latest
         if latest is not None and now - latest[0] >= latest[1]:
             with self._relaxed():
@@ -81,10 +81,10 @@ class Watch:
         return min((self._timeout_s or LONGEST_PAUSE_S) / 10, LONGEST_PAUSE_S)
 
 
-def _look_until_gone(watch: weakref.ref[Watch]) -> None:
+def _poll_until_gone(watch: weakref.ref[Watch]) -> None:
     while (it := watch()) is not None:
         try:
-            pause_s = it.look(time.monotonic())
+            pause_s = it.poll(time.monotonic())
         except Exception:  # noqa: BLE001 - the GPU has an error, which ends the replay
             return
         del it

@@ -11,7 +11,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.decisions.ranks.lockstep import NEVER, Lockstep
-from pygraphd.client.recording.collectives import ATTEMPTS, CLOSED, NOT_IDLE
+from pygraphd.client.recording.collectives import ATTEMPT_CALLS, CLOSED, NOT_IDLE
 from pygraphd.client.recording.pipeline import STUCK
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.recording_case import case  # noqa: F401
@@ -99,7 +99,7 @@ def ranks(case: Case) -> Ranks:  # noqa: F811
 def test_all_ranks_record_at_the_same_call(ranks: Ranks, as_graph: bool) -> None:
     assert ranks.run.is_awaited
 
-    assert ranks(ATTEMPTS[0], as_graph=as_graph) == [1, 1, 2]
+    assert ranks(ATTEMPT_CALLS[0], as_graph=as_graph) == [1, 1, 2]
     assert not ranks.run.is_awaited
     assert ranks(20) == [1] * 20
     assert ranks(20, as_graph=False) == [1] * 20
@@ -115,7 +115,7 @@ def test_all_ranks_record_at_the_same_call(ranks: Ranks, as_graph: bool) -> None
 
 def test_a_rank_that_is_late_has_all_launch_until_the_next_attempt(ranks: Ranks) -> None:
     ranks.peer.is_late = True
-    assert ranks(ATTEMPTS[1] - 1) == [1] * (ATTEMPTS[1] - 1)
+    assert ranks(ATTEMPT_CALLS[1] - 1) == [1] * (ATTEMPT_CALLS[1] - 1)
     assert ranks.peer.now >= 10
     assert ranks.run.refusal is None
     assert ranks.run.is_awaited
@@ -129,19 +129,19 @@ def test_a_rank_that_is_late_has_all_launch_until_the_next_attempt(ranks: Ranks)
 def test_after_the_last_attempt_it_is_refused(ranks: Ranks) -> None:
     ranks.peer.is_late = True
 
-    assert ranks(ATTEMPTS[-1] + 1) == [1] * (ATTEMPTS[-1] + 1)
+    assert ranks(ATTEMPT_CALLS[-1] + 1) == [1] * (ATTEMPT_CALLS[-1] + 1)
 
     assert ranks.run.why_refused.code is ReasonCode.RANKS_NOT_RECORDED
     assert not ranks.run.refused_for_good
     assert not ranks.run.is_awaited
-    assert len(ranks.peer.graphs) == ranks.peer.late == len(ATTEMPTS)
+    assert len(ranks.peer.graphs) == ranks.peer.late == len(ATTEMPT_CALLS)
 
 
 @pytest.mark.parametrize(("step", "ran"), [("captured", 1), ("compared", 2)])
 def test_what_another_rank_refuses_none_has(ranks: Ranks, step: str, ran: int) -> None:
     ranks.peer.against = {step: f"{NEVER}it cannot be captured" if step == "captured" else "it differs"}
 
-    assert ranks(ATTEMPTS[1] + 1) == [1, 1, ran, *[1] * (ATTEMPTS[1] - 2)]
+    assert ranks(ATTEMPT_CALLS[1] + 1) == [1, 1, ran, *[1] * (ATTEMPT_CALLS[1] - 2)]
 
     assert ranks.run.refusal in {"it cannot be captured", "it differs"}
     ranks.case.expect(captured=0)
@@ -153,7 +153,7 @@ def test_a_rank_that_cannot_capture_refuses_for_all_and_says_so_at_once_later(ra
         NotRelocatableError("it copies from the host")
     )
 
-    assert ranks(ATTEMPTS[1]) == [1] * ATTEMPTS[1]
+    assert ranks(ATTEMPT_CALLS[1]) == [1] * ATTEMPT_CALLS[1]
 
     assert ranks.run.refused_for_good
     assert {*ranks.peer.values.values()} == {f"{NEVER}it copies from the host"}
@@ -163,7 +163,7 @@ def test_a_rank_that_cannot_capture_refuses_for_all_and_says_so_at_once_later(ra
 def test_settings_that_no_rank_can_record_with_are_named(ranks: Ranks) -> None:
     ranks.peer.refuses = "NCCL_GRAPH_REGISTER=1"
 
-    assert ranks(ATTEMPTS[1]) == [1] * ATTEMPTS[1]
+    assert ranks(ATTEMPT_CALLS[1]) == [1] * ATTEMPT_CALLS[1]
 
     assert str(ranks.run.why_refused) == "its collectives cannot be captured: NCCL_GRAPH_REGISTER=1"
 
@@ -178,7 +178,7 @@ def test_a_replay_that_fails_runs_its_collectives_as_kernels(
 
     monkeypatch.setattr(Replay, "run", fail)
 
-    assert ranks(ATTEMPTS[1]) == [1, 1, 2, *[1] * (ATTEMPTS[1] - 3)]
+    assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
     assert ranks.peer.first == ("commit", f"{NEVER}cuGraphLaunch failed with CUresult 1")
     assert ranks.run.refusal is not None
@@ -190,7 +190,7 @@ def test_a_recording_that_differs_is_not_tried_again(ranks: Ranks, monkeypatch: 
     differs: Callable[..., Any] = lambda *_: comparison.Disagreement("output 0 differs")  # noqa: E731
     monkeypatch.setattr(verification, "compare", differs)
 
-    assert ranks(ATTEMPTS[1]) == [1, 1, 2, *[1] * (ATTEMPTS[1] - 3)]
+    assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
     assert ranks.peer.first == ("commit", f"{NEVER}verification: output 0 differs")
     assert ranks.run.why_refused.code is ReasonCode.RESULTS_DIFFER
@@ -199,7 +199,7 @@ def test_a_recording_that_differs_is_not_tried_again(ranks: Ranks, monkeypatch: 
 def test_an_error_of_the_users_is_theirs_and_has_no_rank_wait(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ranks(ATTEMPTS[0] - 1)
+    ranks(ATTEMPT_CALLS[0] - 1)
     pipeline = ranks.run._pipeline
     record = pipeline.record
 
@@ -218,7 +218,7 @@ def test_an_error_of_the_users_is_theirs_and_has_no_rank_wait(
 def test_a_rank_whose_gpu_is_behind_does_not_take_part(ranks: Ranks) -> None:
     ranks.case.recorder.idle = [False]
 
-    assert ranks(ATTEMPTS[1]) == [*[1] * (ATTEMPTS[1] - 1), 2]
+    assert ranks(ATTEMPT_CALLS[1]) == [*[1] * (ATTEMPT_CALLS[1] - 1), 2]
 
     assert [*ranks.peer.values.values()] == [NOT_IDLE, "commit", "commit"]
     assert ranks.peer.late == 1
@@ -229,7 +229,7 @@ def test_what_a_stuck_gpu_works_on_is_not_given_back(ranks: Ranks, waits: int) -
     """The first wait is for the GPU to be idle, the second for the replay, the third for the call."""
     ranks.case.recorder.idle = [*[True] * waits, False]
 
-    assert ranks(ATTEMPTS[1]) == [1, 1, 2, *[1] * (ATTEMPTS[1] - 3)]
+    assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
     assert ranks.run.refusal == STUCK
     assert ranks.peer.first == ("commit", f"{NEVER}{STUCK}")
@@ -244,14 +244,14 @@ def test_what_a_stuck_gpu_works_on_is_not_given_back(ranks: Ranks, waits: int) -
 def test_a_rank_that_runs_kernels_keeps_the_others_from_waiting(ranks: Ranks) -> None:
     ranks.run.close()
 
-    assert ranks(ATTEMPTS[0], as_graph=False) == [1] * ATTEMPTS[0]
+    assert ranks(ATTEMPT_CALLS[0], as_graph=False) == [1] * ATTEMPT_CALLS[0]
 
     assert [*ranks.peer.values.values()] == [f"{NEVER}{CLOSED}"]
     assert ranks.case.recorder.captures == 0
 
 
 def test_a_layout_that_does_not_fit_is_launched_and_never_recorded_alone(ranks: Ranks) -> None:
-    ranks(ATTEMPTS[0])
+    ranks(ATTEMPT_CALLS[0])
     captures = ranks.case.recorder.captures
 
     for number in range(12):

@@ -54,11 +54,11 @@ def test_a_replay_that_has_not_ended_in_time_ends_the_process(ended: list[float]
     watch.note(60.0)
     now = time.monotonic()
 
-    watch.look(now + 59)
+    watch.poll(now + 59)
     assert (event.recorded, event.asked) == (1, 0)
     event.done = done
-    watch.look(now + 61)
-    watch.look(now + 90)
+    watch.poll(now + 61)
+    watch.poll(now + 90)
 
     assert ended == ([] if done else [60.0])
 
@@ -71,9 +71,9 @@ def test_a_replay_waits_as_long_as_its_own_group(ended: list[float]) -> None:
     watch.note(600.0)
     now = time.monotonic()
 
-    watch.look(now + 599)
+    watch.poll(now + 599)
     assert ended == []
-    watch.look(now + 601)
+    watch.poll(now + 601)
 
     assert ended == [600.0]
 
@@ -90,7 +90,7 @@ def test_what_is_not_watched_is_not_recorded(
         watch.begin(60.0)
 
     watch.note(60.0)
-    watch.look(time.monotonic() + 1000)
+    watch.poll(time.monotonic() + 1000)
 
     assert (event.recorded, event.asked, ended) == (0, 0, [])
 
@@ -103,6 +103,6 @@ def test_a_replay_that_is_noted_meanwhile_has_all_of_its_time(ended: list[float]
     later = time.monotonic() + 61
     event.query = lambda: watch.note(60.0)  # type: ignore[assignment, method-assign, return-value]
 
-    watch.look(later)
+    watch.poll(later)
 
     assert ended == []
