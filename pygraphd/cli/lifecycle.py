@@ -145,5 +145,7 @@ def _wait_for_answer(
             say(f"pygraphd checks its database {locations.database}; waiting for it")
             has_said = True
         if waited_s >= START_S and not is_starting:
-            raise CommandError(f"pygraphd did not answer within {START_S:g} s; see {locations.log}")
+            # Ours waits for the lock as long as we have waited for it, and has not yet said who holds that.
+            late = f"pygraphd did not answer within {START_S:g} s; see {locations.log}"
+            raise CommandError(hung_text(locations) if is_held(locations) else late)
         time.sleep(_POLL_S)

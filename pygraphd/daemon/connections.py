@@ -12,6 +12,7 @@ import logging
 import resource
 import select
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -28,6 +29,8 @@ _OTHER_FILES = 64
 """Descriptors kept for the database, the log and the spool."""
 _STRANGERS = 16
 """Connections of all users together who are refused anyway."""
+_WARNING_S = 60.0
+"""How long nothing more is logged of connections that are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +314,7 @@ class Connections:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._open: dict[int | None, dict[Connection, None]] = {}
+        self._next_warning = 0.0
 
     def admit(self, connection: Connection) -> bool:
         """Count a connection; return whether there was room, or an idle one of its user that could be ended."""
@@ -318,12 +322,18 @@ class Connections:
         if len(group) >= most:
             idle = next((each for each in group if each.is_idle), None)
             if idle is None:
-                _log.warning("uid %d has %d connections, and no more are served", connection.peer.uid, most)
+                self._warn(connection.peer.uid, most)
                 return False
             del group[idle]
             idle.abort()
         group[connection] = None
         return True
+
+    def _warn(self, uid: int, most: int) -> None:
+        # Not for each one: that would push all else out of the log.
+        if (now := time.monotonic()) >= self._next_warning:
+            self._next_warning = now + _WARNING_S
+            _log.warning("uid %d has %d connections, and no more are served", uid, most)
 
     def used(self, connection: Connection) -> None:
         """Note that a request came in, so that this connection is not the next to be ended."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from pygraphd.schema.ownership import is_irregular, is_there, open_regular
+from pygraphd.schema.ownership import is_irregular, is_there, open_regular, replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -131,11 +131,6 @@ def _holder_file(locations: Locations) -> Path:
 
 
 def _name_holder(locations: Locations, activity: Activity) -> None:
-    path = _holder_file(locations)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     # For messages only: a full disk keeps nobody from being the daemon, or from making room.
     with contextlib.suppress(OSError):
-        temporary.unlink(missing_ok=True)
-        with os.fdopen(open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as stream:
-            stream.write(f"{os.getpid()}\n{activity}\n")
-        temporary.replace(path)
+        replace_file(_holder_file(locations), f"{os.getpid()}\n{activity}\n".encode(), mode=0o600)

@@ -187,10 +187,15 @@ def test_a_stopped_process_is_named_and_left_alone(home: Home) -> None:
     assert home.status()["pid"] == pid
 
 
-def test_a_start_beside_a_hung_daemon_fails_and_says_why(home: Home) -> None:
+@pytest.mark.parametrize(
+    ("patience", "words"),
+    [("daemon.process.PATIENCE_S", ["start", "--foreground"]), ("cli.lifecycle.START_S", ["start"])],
+)
+def test_a_start_beside_a_hung_daemon_fails_and_says_why(home: Home, patience: str, words: list[str]) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGSTOP)
-    code = "from pygraphd.daemon import process; process.PATIENCE_S = 1.0; from pygraphd.cli import main; main(['start', '--foreground'])"
+    module, _, name = f"pygraphd.{patience}".rpartition(".")
+    code = f"import {module} as it; it.{name} = 1.0; from pygraphd.cli import main; main({words})"
     second = subprocess.run(
         [sys.executable, "-c", code], env=home.environ, capture_output=True, text=True, check=False
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
+KEY = base64.b64encode(b"pygrap")
+"""How the keys of our artifacts begin in what torch saves."""
 WITHOUT_PYGRAPH = """
 import runpy, sys
 sys.path.append(sys.argv[1])
@@ -62,6 +65,9 @@ def test_artifacts_go_through_a_python_without_pygraph(sandbox: Sandbox, tmp_pat
     known = run(sandbox, third, saved_without, saved_again)
     known_again = run(sandbox, fourth, saved_again, tmp_path / "last")
 
+    # A program without PyGraph brings them to its folder, and cannot put them among what it saves.
+    carried = [KEY in file.read_bytes() for file in (saved, saved_without, saved_again)]
+    assert carried == [True, False, True]
     assert (cold["hits"], cold["misses"]) == (0, 2)
     assert len(files) == 2
     for each in (known, known_again):
@@ -78,4 +84,4 @@ def test_a_folder_that_all_processes_share(sandbox: Sandbox, tmp_path: Path) -> 
 
     assert (first["hits"], first["from_bundle"]) == (0, 0)
     assert (second["hits"], second["from_bundle"]) == (2, 2)
-    assert len(list(shared.iterdir())) == 2
+    assert len(list(shared.glob("*.json"))) == 2

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -38,6 +39,20 @@ def test_only_one_process_has_it(locations: Locations, tmp_path: Path) -> None:
     assert _acquired_elsewhere(tmp_path) == "None"
     held.close()
     assert _acquired_elsewhere(tmp_path) != "None"
+
+
+def test_a_disk_that_takes_no_name_keeps_nobody_from_it_and_is_left_as_it_was(
+    locations: Locations, tmp_path: Path
+) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        held = acquire(locations)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert held is not None
+    assert list(tmp_path.iterdir()) == [locations.lock]
+    held.close()
 
 
 def test_the_lock_file_outlives_its_holder(locations: Locations) -> None:
