@@ -117,7 +117,11 @@ def run(tmp_path: Path, inductor: Path, warm_python: WarmPython) -> Run:
         )
         summary = tmp_path / "summary.json"
         variables = {
-            **{name: value for name, value in os.environ.items() if "PYGRAPH" not in name},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if "PYGRAPH" not in name and name != "PYTHONUNBUFFERED"
+            },
             "PYGRAPHD_HOME": str(tmp_path / "home"),
             "PYGRAPHD_AUTOSTART": "0",
             "PYGRAPH_SUMMARY": str(summary),

@@ -20,8 +20,11 @@ SAY = "from pygraphd.client.common import log; log.say('from the body'); import 
 
 
 def run(program: str, *, stderr: int | None, before: Callable[[], None] | None = None) -> int:
+    # Unbuffered, nothing would be left that cannot be written at exit.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", f"{program}; print(flush=True)"],
+        env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,
