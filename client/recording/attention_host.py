@@ -73,7 +73,7 @@ class _Begun:
 
     offsets: tuple[int, ...]
     """For each offset among the outputs: its distance from the generator's offset before the replay."""
-    fill: Callable[[list[Any], list[Any], list[Any]], None]
+    fill: Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]
     """Makes a scalar tensor of each, in the storage of one tensor."""
 
 
@@ -212,10 +212,10 @@ class WithHostState(Recordings):
         seed = self._seed
         if int(seed) != _signed(drawn.seed):
             seed = self._seed = _number(_signed(drawn.seed))
-        offsets: list[Any] = [None] * len(begun.offsets)
         # Not views in autograd's sense: autograd would detach each of these when it is saved.
-        begun.fill([_numbers([drawn.before + each for each in begun.offsets])], [], offsets)
-        return [seed] * len(self._state.seeds) + offsets
+        numbers = _numbers([drawn.before + each for each in begun.offsets])
+        offsets = begun.fill([numbers], [], [None] * len(begun.offsets))
+        return [*[seed] * len(self._state.seeds), *offsets]
 
 
 def _number(value: int) -> torch.Tensor:

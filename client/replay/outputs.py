@@ -102,10 +102,9 @@ class Outputs:
         self.are_plain = as_tuple and not self._others
         """Whether the helper makes all of them."""
 
-    def gather(self, fill: Callable[..., None], memory: list[Any], inputs: list[Any]) -> Any:
+    def gather(self, fill: Callable[..., tuple[Any, ...]], memory: list[Any], inputs: list[Any]) -> Any:
         """Return the outputs of a call in their order; `fill` is `TensorOps.filling(pieces)`."""
-        found = self.blank.copy()
-        fill(memory, inputs, found)
+        found = list(fill(memory, inputs, self.blank))
         for index, each in self._others.items():
             found[index] = _made(each, memory, inputs)
         return tuple(found) if self._as_tuple else found

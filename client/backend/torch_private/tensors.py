@@ -113,11 +113,11 @@ def configure_helper(helper: Any) -> str | None:
     helper.configure(torch._C.TensorBase, _handle_offset(), *profiler_flag(), *functions)
     with _without_modes_of_the_user():
         tensors = _own_tensors()
-        made: list[Any] = [None]
-        helper.fill(helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))]), tensors, [], made)
+        plan = helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))])
+        (made,) = helper.fill(plan, tensors, [], [None])
         expected = reinterpret(tensors[0], torch.int16, (2, 1), (1, 7), 3)
-        same = made[0].dtype == expected.dtype and all(
-            getattr(made[0], name)() == getattr(expected, name)() for name in ("size", "stride", "data_ptr")
+        same = made.dtype == expected.dtype and all(
+            getattr(made, name)() == getattr(expected, name)() for name in ("size", "stride", "data_ptr")
         )
     return None if same else "it does not make the tensors that it should"
 

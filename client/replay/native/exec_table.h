@@ -142,30 +142,30 @@ static PyObject *table(PyObject *module, PyObject *args) {
 
 static char *tensor_ahead(PyObject *object) { return is_tensor(object) ? *(char **)((char *)object + torch.offset) : NULL; }
 
-static void fetch(PyObject *list, const Member *members, Py_ssize_t count, Py_ssize_t i) {
+static void fetch(PyObject *const *objects, const Member *members, Py_ssize_t count, Py_ssize_t i) {
     Py_ssize_t object = i + 3 * AHEAD, tensor = i + 2 * AHEAD, storage = i + AHEAD;
     char *found;
-    if (object < count) __builtin_prefetch(PyList_GET_ITEM(list, members[object].index));
-    if (tensor >= 0 && tensor < count && (found = tensor_ahead(PyList_GET_ITEM(list, members[tensor].index))) != NULL) {
+    if (object < count) __builtin_prefetch(objects[members[object].index]);
+    if (tensor >= 0 && tensor < count && (found = tensor_ahead(objects[members[tensor].index])) != NULL) {
         __builtin_prefetch(found + STORAGE);
         __builtin_prefetch(found + OFFSET);
         __builtin_prefetch(found + KEYS);
     }
-    if (storage >= 0 && storage < count && (found = tensor_ahead(PyList_GET_ITEM(list, members[storage].index))) != NULL) {
+    if (storage >= 0 && storage < count && (found = tensor_ahead(objects[members[storage].index])) != NULL) {
         char *address = *(char **)(found + STORAGE);
         __builtin_prefetch(address);
         __builtin_prefetch(address + 64);
     }
 }
 
-/* Reads the addresses of some tensors of a list; returns 0, without an exception, if one is missing. */
-static int read_addresses(PyObject *list, const Member *members, Py_ssize_t count, uint64_t *now) {
+/* Reads the addresses of some tensors of `size` objects; returns 0, without an exception, if one is missing. */
+static int read_addresses(PyObject *const *objects, Py_ssize_t size, const Member *members, Py_ssize_t count, uint64_t *now) {
     for (Py_ssize_t i = 0; i < count; i++)
-        if (members[i].index >= (uint64_t)PyList_GET_SIZE(list)) return 0;
-    for (Py_ssize_t i = -3 * AHEAD; i < count; i++) {
-        fetch(list, members, count, i);
+        if (members[i].index >= (uint64_t)size) return 0;
+    for (Py_ssize_t i = count > AHEAD ? -3 * AHEAD : 0; i < count; i++) {
+        if (count > AHEAD) fetch(objects, members, count, i);
         if (i < 0) continue;
-        void *found, *tensor = tensor_of(PyList_GET_ITEM(list, members[i].index));
+        void *found, *tensor = tensor_of(objects[members[i].index]);
         if (tensor == NULL || torch.get_data_ptr(tensor, &found) != 0) {
             PyErr_Clear();
             return 0;
@@ -175,10 +175,12 @@ static int read_addresses(PyObject *list, const Member *members, Py_ssize_t coun
     return 1;
 }
 
-static int read_inputs(Table *table, PyObject *inputs) { return read_addresses(inputs, table->members, table->inputs, table->now); }
+static int read_inputs(Table *table, PyObject *inputs) {
+    return read_addresses(((PyListObject *)inputs)->ob_item, PyList_GET_SIZE(inputs), table->members, table->inputs, table->now);
+}
 
-static int read_memory(Table *table, PyObject *memory) {
-    return read_addresses(memory, table->members + table->inputs, table->count - table->inputs, table->now + table->inputs);
+static int read_memory(Table *table, PyObject *const *memory, Py_ssize_t size) {
+    return read_addresses(memory, size, table->members + table->inputs, table->count - table->inputs, table->now + table->inputs);
 }
 
 static int is_bound(const Table *table, const Executable *executable) {
@@ -330,7 +332,7 @@ static PyObject *bind(PyObject *module, PyObject *const *args, Py_ssize_t given)
     }
     Table *table = PyCapsule_GetPointer(args[0], TABLE);
     if (table == NULL) return NULL;
-    if (!read_inputs(table, args[1]) || !read_memory(table, args[2])) Py_RETURN_NONE;
+    if (!read_inputs(table, args[1]) || !read_memory(table, ((PyListObject *)args[2])->ob_item, PyList_GET_SIZE(args[2]))) Py_RETURN_NONE;
     Executable *found = bound_executable(table, args[3]);
     if (found == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     return Py_BuildValue("Kn", (unsigned long long)found->handle, table->written);

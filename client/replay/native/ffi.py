@@ -115,8 +115,10 @@ class TensorOps:
         self.table: Callable[..., Any] = module.table
         """Returns an executable table; `helper.c` lists its arguments, and `exec_cache.py` says what it does."""
 
-    def filling(self, pieces: Sequence[Piece]) -> Callable[[list[Any], list[Any], list[Any]], None]:
-        """Return a function of (memories, inputs, outputs) that makes the pieces, and puts each into the list of outputs.
+    def filling(
+        self, pieces: Sequence[Piece]
+    ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:
+        """Return a function of (memories, inputs, blank) that makes the pieces, and returns the list `blank` as a tuple with these in it.
 
         Raises LookupError if the helper cannot make a tensor of one of the dtypes.
         """

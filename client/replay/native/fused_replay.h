@@ -11,14 +11,14 @@ typedef struct {
     PyObject *allocate, *arguments; /* called with each of a tuple of tuples; each result goes */
     PyObject *targets;               /* to the index in `memory` that this tuple has for it, as `indices` */
     PyObject *plan;                 /* capsule */
-    PyObject *blank;                /* the outputs that are the same at each call, in a list as `fill` fills one */
+    PyObject *blank;                /* the outputs that are the same at each call, in a list; see `outputs` */
     PyObject *stream;               /* called without arguments: the handle of the current stream */
     PyObject *generators;           /* (index, generator) of each input that is one, and must be that one */
     PyObject *table;                /* capsule of `bind`; None: the recording is closed */
     PyObject *launch;               /* the address of an int (*)(void *executable, void *stream), or called with these */
     PyObject *fail;                 /* called with what the function at that address has returned, if that is not 0; raises */
     PyObject *expect;               /* None, or called with the stream: raises if launches may not go there now */
-    PyObject *memory, *made;        /* what a call allocates and fills; empty between calls */
+    PyObject **memory;              /* what a call allocates; NULLs between calls */
     Py_ssize_t *indices;
     PyCFunction allocator;          /* of `allocate`, if it is a function in C that takes a tuple; NULL: it is not */
     PyThread_type_lock lock;        /* a call holds it from its first look at the table to its last output */
@@ -29,12 +29,13 @@ static long long uses; /* orders the calls of all recordings */
 
 #define OBJECTS(self)                                                                                                            \
     {&self->allocate, &self->arguments, &self->targets, &self->plan, &self->blank, &self->stream,                                  \
-     &self->generators, &self->table, &self->launch, &self->fail, &self->expect, &self->memory, &self->made}
+     &self->generators, &self->table, &self->launch, &self->fail, &self->expect}
 
 static void free_replay(PyObject *object) {
     FusedReplay *self = (FusedReplay *)object;
     PyObject **all[] = OBJECTS(self);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_CLEAR(*all[i]);
+    PyMem_Free(self->memory);
     PyMem_Free(self->indices);
     if (self->lock != NULL) PyThread_free_lock(self->lock);
     Py_TYPE(object)->tp_free(object);
@@ -49,30 +50,19 @@ static int are_tuples(PyObject *tuple) {
     return 1;
 }
 
-/* Returns the indices in a tuple, each of which is below the length of the tuple; NULL with an exception set. */
+/* Returns the indices in a tuple, each of which is below the length of the tuple and comes once; NULL with an exception set. */
 static Py_ssize_t *indices_of(PyObject *tuple) {
     Py_ssize_t count = PyTuple_GET_SIZE(tuple), *indices = PyMem_Malloc((count + 1) * sizeof(Py_ssize_t));
     if (indices == NULL) return (Py_ssize_t *)PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++) {
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); i++) {
         indices[i] = PyLong_AsSsize_t(PyTuple_GET_ITEM(tuple, i));
-        if (!PyErr_Occurred() && (indices[i] < 0 || indices[i] >= count))
-            PyErr_SetString(PyExc_ValueError, "an allocation goes to none of the memories");
+        int is_sound = indices[i] >= 0 && indices[i] < count;
+        for (Py_ssize_t j = 0; j < i; j++) is_sound &= indices[j] != indices[i];
+        if (!PyErr_Occurred() && !is_sound) PyErr_SetString(PyExc_ValueError, "allocations do not go to one memory each");
     }
     if (!PyErr_Occurred()) return indices;
     PyMem_Free(indices);
     return NULL;
-}
-
-/* Returns a list of NULLs, which the garbage collector must not show to anybody. */
-static PyObject *hidden_list(Py_ssize_t size) {
-    PyObject *list = PyList_New(size);
-    if (list != NULL) PyObject_GC_UnTrack(list);
-    return list;
-}
-
-/* Sets each item of a list to one object. Items that a call has put there are held by the receiver of its outputs. */
-static void reset(PyObject *list, PyObject *to) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) Py_XSETREF(((PyListObject *)list)->ob_item[i], Py_XNewRef(to));
 }
 
 static int begin_replay(FusedReplay *self) {
@@ -86,13 +76,11 @@ static int begin_replay(FusedReplay *self) {
     if (self->indices == NULL) return -1;
     int takes_tuple = PyCFunction_CheckExact(self->allocate) && PyCFunction_GET_FLAGS(self->allocate) == METH_VARARGS;
     self->allocator = takes_tuple ? PyCFunction_GET_FUNCTION(self->allocate) : NULL;
-    self->memory = hidden_list(PyTuple_GET_SIZE(self->targets));
-    self->made = hidden_list(PyList_GET_SIZE(self->blank));
+    self->memory = PyMem_Calloc(PyTuple_GET_SIZE(self->targets) + 1, sizeof(PyObject *));
     self->lock = PyThread_allocate_lock();
-    if (self->lock == NULL) PyErr_NoMemory();
-    if (self->memory == NULL || self->made == NULL || self->lock == NULL) return -1;
-    reset(self->memory, Py_None);
-    return 0;
+    if (self->memory != NULL && self->lock != NULL) return 0;
+    PyErr_NoMemory();
+    return -1;
 }
 
 static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -133,7 +121,8 @@ static int allocate(FusedReplay *self) {
         PyObject *each = PyTuple_GET_ITEM(self->arguments, i);
         PyObject *made = self->allocator != NULL ? self->allocator(PyCFunction_GET_SELF(self->allocate), each)
                                                  : PyObject_Call(self->allocate, each, NULL);
-        if (made == NULL || PyList_SetItem(self->memory, self->indices[i], made) < 0) return -1;
+        if (made == NULL) return -1;
+        self->memory[self->indices[i]] = made;
     }
     return 0;
 }
@@ -171,15 +160,8 @@ static const Executable *ready(FusedReplay *self, Table *table, PyObject *inputs
         Py_DECREF(expected);
     }
     /* Addresses are read first, so that nothing is allocated for inputs that are no tensors. */
-    if (!read_inputs(table, inputs) || allocate(self) < 0 || !read_memory(table, self->memory)) return NULL;
+    if (!read_inputs(table, inputs) || allocate(self) < 0 || !read_memory(table, self->memory, PyTuple_GET_SIZE(self->targets))) return NULL;
     return bound_executable(table, stream);
-}
-
-static PyObject *outputs_of(FusedReplay *self, PyObject *inputs) {
-    PyObject *filled = fill(NULL, (PyObject *[]){self->plan, self->memory, inputs, self->made}, 4);
-    if (filled == NULL) return NULL;
-    Py_DECREF(filled);
-    return outputs_in(self->made, self->blank);
 }
 
 /* Returns the outputs of a call, and in `launched` the result of the launch; NULL with an exception set, or without one if it cannot serve the call. Holds `lock`. */
@@ -187,17 +169,17 @@ static PyObject *served(FusedReplay *self, PyObject *inputs, PyObject **launched
     if (self->table == Py_None || !are_same_generators(self, inputs)) return NULL;
     PyObject *result = NULL, *stream = PyObject_CallNoArgs(self->stream), *table = Py_NewRef(self->table);
     Table *numbers = PyCapsule_GetPointer(table, TABLE);
+    Py_ssize_t allocations = PyTuple_GET_SIZE(self->targets);
     const Executable *found = stream == NULL || numbers == NULL ? NULL : ready(self, numbers, inputs, stream);
     if (found != NULL) {
         Py_ssize_t written = numbers->written;
         *launched = launched_by(self, found->handle, stream);
         if (*launched != NULL) {
             self->replays++, self->fused++, self->relocated += written > 0, self->written += written, self->used = ++uses;
-            result = outputs_of(self, inputs);
+            result = outputs(PyCapsule_GetPointer(self->plan, PLAN), self->memory, allocations, inputs, self->blank);
         }
     }
-    reset(self->memory, Py_None);
-    reset(self->made, NULL);
+    for (Py_ssize_t i = 0; i < allocations; i++) Py_CLEAR(self->memory[i]);
     Py_XDECREF(stream);
     Py_DECREF(table);
     return result;

@@ -69,22 +69,21 @@ static void *tensor_of(PyObject *object) {
 
 static inline int is_profiled(void) { return torch.flags != NULL && PyDict_GetItem(torch.flags, torch.profiler) == Py_True; }
 
+static PyObject *beyond_the_end(void) {
+    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
+    return NULL;
+}
+
+/* Returns an item of a list, borrowed, or NULL with an exception set. */
+static PyObject *item(PyObject *list, Py_ssize_t index) {
+    return index >= 0 && index < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, index) : beyond_the_end();
+}
+
 static int are_lists(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted) {
     int right = given == wanted;
     for (Py_ssize_t i = 0; right && i < wanted; i++) right = PyList_Check(args[i]);
     if (!right) PyErr_Format(PyExc_TypeError, "%zd lists are wanted", wanted);
     return right;
-}
-
-static int is_within(PyObject *list, Py_ssize_t index) {
-    if (index >= 0 && index < PyList_GET_SIZE(list)) return 1;
-    PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
-    return 0;
-}
-
-/* Returns an item of a list, borrowed, or NULL with an exception set. */
-static PyObject *item(PyObject *list, Py_ssize_t index) {
-    return is_within(list, index) ? PyList_GET_ITEM(list, index) : NULL;
 }
 
 /* --- making tensors ----------------------------------------------------------------------------------------------------------- */
@@ -189,8 +188,7 @@ static int see(View *view, void *tensor, const Piece *piece) {
     return torch.view_as(tensor, piece->dtype, &view->tensor);
 }
 
-static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs, View *view) {
-    PyObject *base = piece->from >= 0 ? item(memory, piece->from) : item(inputs, ~piece->from);
+static PyObject *make(const Piece *piece, PyObject *base, View *view) {
     if (base == NULL || piece->dtype == ITSELF) return Py_XNewRef(base);
     void *made, *tensor = tensor_of(base);
     if (tensor == NULL) return NULL;
@@ -206,34 +204,29 @@ static PyObject *make(const Piece *piece, PyObject *memory, PyObject *inputs, Vi
     return object;
 }
 
+/* Returns a tuple of the objects that a plan makes over memory and inputs, and of those in `blank` in the other places. */
+static PyObject *outputs(const Plan *plan, PyObject *const *memory, Py_ssize_t size, PyObject *inputs, PyObject *blank) {
+    PyObject *result = PyTuple_New(PyList_GET_SIZE(blank));
+    View view = {0, 0, NULL};
+    for (const Piece *piece = plan->pieces; result != NULL && piece < plan->pieces + plan->count; piece++) {
+        PyObject *base = piece->from < 0 ? item(inputs, ~piece->from) : piece->from < size ? memory[piece->from] : beyond_the_end();
+        PyObject *object = item(blank, piece->target) == NULL ? NULL : make(piece, base, &view);
+        if (object == NULL) Py_CLEAR(result);
+        else Py_XSETREF(((PyTupleObject *)result)->ob_item[piece->target], object);
+    }
+    forget(&view);
+    for (Py_ssize_t i = 0; result != NULL && i < PyTuple_GET_SIZE(result); i++)
+        if (PyTuple_GET_ITEM(result, i) == NULL) PyTuple_SET_ITEM(result, i, Py_NewRef(PyList_GET_ITEM(blank, i)));
+    return result;
+}
+
 static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (given < 1 || !are_lists(args + 1, given - 1, 3)) {
         if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a plan and 3 lists are wanted");
         return NULL;
     }
     const Plan *plan = PyCapsule_GetPointer(args[0], PLAN);
-    if (plan == NULL) return NULL;
-    View view = {0, 0, NULL};
-    int failed = 0;
-    for (Py_ssize_t i = 0; !failed && i < plan->count; i++) {
-        const Piece *piece = &plan->pieces[i];
-        PyObject *object = is_within(args[3], piece->target) ? make(piece, args[1], args[2], &view) : NULL;
-        failed = object == NULL || PyList_SetItem(args[3], piece->target, object) < 0;
-    }
-    forget(&view);
-    return failed ? NULL : Py_NewRef(Py_None);
-}
-
-/* Returns a tuple of the items of `made`, or of `blank` where these are NULL. */
-static PyObject *outputs_in(PyObject *made, PyObject *blank) {
-    PyObject *result = PyTuple_New(PyList_GET_SIZE(made));
-    for (Py_ssize_t i = 0; result != NULL && i < PyList_GET_SIZE(made); i++) {
-        PyObject *object = PyList_GET_ITEM(made, i);
-        if (object == NULL) object = item(blank, i);
-        if (object == NULL) Py_CLEAR(result);
-        else PyTuple_SET_ITEM(result, i, Py_NewRef(object));
-    }
-    return result;
+    return plan == NULL ? NULL : outputs(plan, ((PyListObject *)args[1])->ob_item, PyList_GET_SIZE(args[1]), args[2], args[3]);
 }
 
 #include "exec_table.h"
@@ -246,7 +239,7 @@ static PyMethodDef methods[] = {
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
      "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,
-     "fill(plan, memory, inputs, made): put tensors over memory and inputs into `made`."},
+     "fill(plan, memory, inputs, blank): return a tuple of what `blank` has, with the tensors over memory and inputs in their places."},
     {"table", table, METH_VARARGS,
      "table(numbers, words, executable, limit, worth, idle, make, fail): return the table of a graph with one executable, and `limit` at\n"
      "most; `numbers`: see `table_numbers`. make(stream) returns another executable or None, fail(code, node) raises."},

@@ -281,6 +281,7 @@ def test_a_table_of_something_else_is_refused(wrong: dict[str, Any]) -> None:
         ({"arguments": [()]}, TypeError),
         ({"arguments": (5,)}, TypeError),
         ({"arguments": ((), ())}, ValueError),
+        ({"arguments": ((), ()), "targets": (0, 0)}, ValueError),
         ({"targets": 5}, TypeError),
         ({"targets": ("a",)}, TypeError),
         ({"targets": (1,)}, ValueError),

@@ -52,10 +52,9 @@ def test_it_makes_the_tensors_that_torch_makes(compiled: TensorOps, data: st.Dat
         Piece(len(drawn) - number, base, dtype, offset, size, tuple(range(2, 2 + len(size))))
         for number, (base, dtype, offset, size) in enumerate(drawn)
     ]
-    one: list[Any] = [None] * (len(drawn) + 1)
-    other = one.copy()
+    other: list[Any] = [None] * (len(drawn) + 1)
 
-    compiled.filling(pieces)(memory, inputs, one)
+    one = compiled.filling(pieces)(memory, inputs, other)
     for each in pieces:
         tensor: Any = memory[each.base] if each.base >= 0 else inputs[~each.base]
         dtype = each.dtype or tensor.dtype
@@ -82,15 +81,14 @@ def test_what_it_makes_goes_when_nobody_holds_it(compiled: TensorOps) -> None:
         return int(torch._C._storage_Use_Count(address))
 
     before = uses()
-    made: list[Any] = [None]
     fill = compiled.filling([Piece(0, 0, None, 4, (2, 2), (2, 1))])
 
     for _ in range(100):
-        fill([memory], [], made)
+        made = fill([memory], [], [None])
 
     assert uses() == before + 1
     (gone,) = map(weakref.ref, made)
-    made.clear()
+    made = ()
     assert gone() is None
     assert uses() == before
 
