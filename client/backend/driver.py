@@ -148,6 +148,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphUpload": (c_void_p, c_void_p),
     "cuGraphExecDestroy": (c_void_p,),
     "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
     "cuGraphKernelNodeGetParams_v2": (c_void_p, POINTER(KernelNodeParams)),
     "cuGraphMemcpyNodeGetParams": (c_void_p, POINTER(Memcpy3D)),
@@ -189,6 +190,8 @@ class Driver:
         self._launch = self._calls["cuGraphLaunch"]
         self.launch_address: int | None = _address_of(self._launch)
         """The address of cuGraphLaunch, an int (*)(executable, stream); None: only `launch` may call it."""
+        self.capture_address = _address_of(self._calls["cuStreamIsCapturing"])
+        """The address of cuStreamIsCapturing, an int (*)(stream, status)."""
         self._write_words = self._calls["cuStreamBatchMemOp_v2"]
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
 

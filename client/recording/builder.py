@@ -185,4 +185,5 @@ def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
     ops = helper.ops(note)
     if ops is None:
         raise TransientError(helper.reason or "the compiled helper is still being compiled")
-    return Device(torch_private.allocator(device), ops, torch_private.current_stream(device))
+    stream, function = torch_private.current_stream(device), torch_private.stream_function(device)
+    return Device(torch_private.allocator(device), ops, stream, function)

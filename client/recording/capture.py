@@ -311,9 +311,8 @@ class CudaRecorder:
 
     @property
     def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
-        """Functions in C, and the values that they return where a call can be replayed: outside of captures, with its device current."""
-        outside = (self.in_capture, False)
-        return (outside,) if self._is_only_device else ((self._current_device, self._device_index), outside)
+        """Functions in C, and the values that they return where a call can be replayed: with its device current."""
+        return () if self._is_only_device else ((self._current_device, self._device_index),)
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         """Return a context in which this device is the current one; None if it is already."""

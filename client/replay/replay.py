@@ -49,6 +49,8 @@ class Device:
     allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
     ops: TensorOps
     stream: Callable[[], int]
+    stream_function: tuple[int, int]
+    """The same for C; see `torch_private.stream_function`."""
 
 
 def drawing_launch(cursor: RngCursor, driver: Driver) -> Launch:
@@ -168,7 +170,8 @@ class Replay:
                 tuple(self._order),
                 outputs.pieces,
                 outputs.blank,
-                self._device.stream,
+                *self._device.stream_function,
+                self._driver.capture_address,
                 self.layout.generators,
                 executables.table,
                 self._fused_launch(),

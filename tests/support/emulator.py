@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_memory_is_gone": ((c_uint64, c_size_t), None),
     "emulator_forget_memory": ((), None),
     "emulator_fail_at": ((c_long,), None),
+    "emulator_capturing": ((c_int,), None),
     "emulator_calls": ((), c_long),
     "emulator_early_writes": ((), c_long),
     "emulator_live_graphs": ((), c_long),
@@ -209,6 +210,10 @@ class Emulator:
         """Have the driver's n-th call from now on fail; 0: none."""
         self._library.emulator_fail_at(call)
 
+    def capturing(self, status: int) -> None:
+        """Have the current stream be captured (1) or not (0), or have the driver fail to tell (-1)."""
+        self._library.emulator_capturing(status)
+
     def calls(self) -> int:
         """Return how many driver calls there were since `fail_at`."""
         calls: int = self._library.emulator_calls()
@@ -306,6 +311,7 @@ def emulator(emulator_library: Path, loaded_helper: TensorOps) -> Iterator[Emula
     before, early = emulator.live(), emulator.early_writes()
     yield emulator
     emulator.fail_at(0)
+    emulator.capturing(0)
     library.emulator_forget_memory()
     assert emulator.live() == before
     assert emulator.early_writes() == early

@@ -122,7 +122,7 @@ struct State {
     long calls = 0, fail_at = 0;
     long graphs = 0, executables = 0, early_writes = 0;
     long reserved = 0, mapped = 0, allocated = 0;
-    int capture_mode = 0;
+    int capture_mode = 0, stream_status = 0;
     std::vector<std::pair<uint64_t, uint64_t>> host, gone;
 };
 
@@ -448,6 +448,12 @@ CALL(cuCtxGetCurrent, void** context) {
     return 0;
 }
 
+// Not counted: every call of a recording begins with it. A negative status is an error of an earlier call.
+CALL(cuStreamIsCapturing, void*, int* status) {
+    *status = state.stream_status;
+    return state.stream_status < 0 ? kInjected : 0;
+}
+
 // Not counted: it is asked for before what is destroyed, and must not keep that from being destroyed.
 CALL(cuThreadExchangeStreamCaptureMode, int* mode) {
     std::swap(*mode, state.capture_mode);
@@ -575,6 +581,7 @@ extern "C" void emulator_fail_at(long call) {
     state.calls = 0;
 }
 
+extern "C" void emulator_capturing(int status) { state.stream_status = status; }
 extern "C" long emulator_calls() { return state.calls; }
 extern "C" long emulator_early_writes() { return state.early_writes; }
 extern "C" long emulator_live_graphs() { return state.graphs; }

@@ -268,7 +268,7 @@ class HostRecorder:
         self.backings: list[int] = []
         self.free = 1 << 40
         self.refuses: str | None = None
-        self.capturing = False
+        self._capturing = False
         self.current_device = 0
         self.between: Callable[[], None] = lambda: None
         self.next_check_at = 0.0
@@ -357,13 +357,23 @@ class HostRecorder:
     def free_bytes(self) -> int:
         return self.free
 
+    @property
+    def capturing(self) -> bool:
+        """Whether the user captures the current stream."""
+        return self._capturing
+
+    @capturing.setter
+    def capturing(self, capturing: bool) -> None:
+        self._capturing = capturing
+        self._emulator.capturing(capturing)
+
     def in_capture(self) -> bool:
         assert self.current_device == 0
         return self.capturing or self.operations is not self.launching
 
     @property
     def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
-        return ((lambda: self.current_device, 0), (lambda: self.in_capture(), False))
+        return ((lambda: self.current_device, 0),)
 
     def on_device(self) -> contextlib.AbstractContextManager[object] | None:
         return None if self.current_device == 0 else self._switch()

@@ -32,6 +32,6 @@ from pygraphd.client.backend.torch_private.requirements import (
     COMPILE_FX, missing, missing_for_groups, missing_for_partitions, missing_for_passes, missing_for_relocation,
 )
 from pygraphd.client.backend.torch_private.tensors import (
-    Allocator, allocations_by, allocator, configure_helper, copy_all, dtype_code, memory_at, missing_for_helper, reinterpret,
+    Allocator, allocations_by, allocator, configure_helper, copy_all, dtype_code, memory_at, missing_for_helper, reinterpret, stream_function,
     viewed_like,
 )

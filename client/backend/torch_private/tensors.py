@@ -98,12 +98,21 @@ _LIBTORCH = (
 """Functions that the helper calls: libtorch's stable C interface, and `THPVariable_Wrap(at::TensorBase&&)`."""
 
 
+_LIBTORCH_CUDA = ("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream")
+
+
+def stream_function(device: torch.device) -> tuple[int, int]:
+    """Return the address of an int32 (*)(int32 device_index, void **stream), which tells the current stream, and the index; (0, 0) for the CPU."""
+    return (_function(*_LIBTORCH_CUDA) or 0, device.index) if device.type == "cuda" else (0, 0)
+
+
 @functools.cache
 def missing_for_helper() -> str | None:
     """Return why the helper cannot be used with this torch, or None."""
     if _handle_offset() is None:
         return f"torch {torch.__version__} keeps tensors in a way that is not known"
-    names = [name for library, name in _LIBTORCH if _function(library, name) is None]
+    needed = (*_LIBTORCH, _LIBTORCH_CUDA) if torch.version.cuda else _LIBTORCH
+    names = [name for library, name in needed if _function(library, name) is None]
     return lacking((), names)
 
 

@@ -275,9 +275,9 @@ static int write_noted(Table *table, Executable *executable, uint64_t hash) {
 }
 
 /* Returns a new executable bound to the call's addresses; NULL with an exception set, or without one if none can be made. */
-static Executable *another_executable(Table *table, uint64_t hash, PyObject *stream) {
+static Executable *another_executable(Table *table, uint64_t hash, void *stream) {
     follow(table);
-    PyObject *made = PyObject_CallOneArg(table->make, stream);
+    PyObject *made = PyObject_CallFunction(table->make, "K", (unsigned long long)(uintptr_t)stream);
     if (made == NULL) return NULL;
     uint64_t handle = made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);
     int failed = PyErr_Occurred() != NULL, none = made == Py_None;
@@ -295,7 +295,7 @@ static Executable *idle_or_first(Table *table) {
 }
 
 /* Binds an executable to the call's addresses and returns it; NULL with an exception set, or without one if the call does not fit. */
-static Executable *rebound_executable(Table *table, uint64_t hash, PyObject *stream) {
+static Executable *rebound_executable(Table *table, uint64_t hash, void *stream) {
     Executable *to = table->all;
     table->written = to_be_written(table, to->at);
     if (table->written < 0) return NULL;
@@ -309,7 +309,7 @@ static Executable *rebound_executable(Table *table, uint64_t hash, PyObject *str
 }
 
 /* Returns an executable bound to the call's addresses; NULL as `rebound_executable` does. */
-static Executable *bound_executable(Table *table, PyObject *stream) {
+static Executable *bound_executable(Table *table, void *stream) {
     Executable *latest = &table->all[table->latest], *found = &table->all[latest->next];
     table->written = 0;
     table->calls++;
@@ -333,7 +333,8 @@ static PyObject *bind(PyObject *module, PyObject *const *args, Py_ssize_t given)
     Table *table = PyCapsule_GetPointer(args[0], TABLE);
     if (table == NULL) return NULL;
     if (!read_inputs(table, args[1]) || !read_memory(table, ((PyListObject *)args[2])->ob_item, PyList_GET_SIZE(args[2]))) Py_RETURN_NONE;
-    Executable *found = bound_executable(table, args[3]);
+    void *stream = PyLong_AsVoidPtr(args[3]);
+    Executable *found = PyErr_Occurred() ? NULL : bound_executable(table, stream);
     if (found == NULL) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     return Py_BuildValue("Kn", (unsigned long long)found->handle, table->written);
 }

@@ -86,7 +86,11 @@ class Parts(NamedTuple):
     pieces: Sequence[Piece]
     blank: list[Any]
     """The outputs that are the same at each call; see `Outputs.blank`."""
-    stream: Callable[[], int]
+    current_stream: int
+    """The address of libtorch's function; see `torch_private.stream_function`. 0: the default stream is always the current one."""
+    device_index: int
+    is_capturing: int
+    """The address of the driver's function, an int (*)(stream, status)."""
     generators: tuple[tuple[int, Any], ...]
     """Random number generators among the inputs, as (index, object). Another object does not fit the recording."""
     table: Any
@@ -108,8 +112,8 @@ class TensorOps:
         self.run: Callable[..., Any] = module.run
         """Serves a call: run(replays, integers, conditions, owner, inputs). The inputs at `integers` find the recording among `replays`.
 
-        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, or where a function in `conditions`
-        does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
+        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, where the current stream is being
+        captured, or where a function in `conditions` does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
         self.table: Callable[..., Any] = module.table

@@ -12,12 +12,14 @@ typedef struct {
     PyObject *targets;               /* to the index in `memory` that this tuple has for it, as `indices` */
     PyObject *plan;                 /* capsule */
     PyObject *blank;                /* the outputs that are the same at each call, in a list; see `outputs` */
-    PyObject *stream;               /* called without arguments: the handle of the current stream */
     PyObject *generators;           /* (index, generator) of each input that is one, and must be that one */
     PyObject *table;                /* capsule of `bind`; None: the recording is closed */
     PyObject *launch;               /* the address of an int (*)(void *executable, void *stream), or called with these */
     PyObject *fail;                 /* called with what the function at that address has returned, if that is not 0; raises */
     PyObject *expect;               /* None, or called with the stream: raises if launches may not go there now */
+    int32_t (*current_stream)(int32_t device, void **stream); /* of libtorch; NULL: there is only the default stream, 0 */
+    int (*is_capturing)(void *stream, int *status);           /* of the driver */
+    int device;
     PyObject **memory;              /* what a call allocates; NULLs between calls */
     Py_ssize_t *indices;
     PyCFunction allocator;          /* of `allocate`, if it is a function in C that takes a tuple; NULL: it is not */
@@ -28,8 +30,8 @@ typedef struct {
 static long long uses; /* orders the calls of all recordings */
 
 #define OBJECTS(self)                                                                                                            \
-    {&self->allocate, &self->arguments, &self->targets, &self->plan, &self->blank, &self->stream,                                  \
-     &self->generators, &self->table, &self->launch, &self->fail, &self->expect}
+    {&self->allocate, &self->arguments, &self->targets, &self->plan, &self->blank, &self->generators, \
+     &self->table, &self->launch, &self->fail, &self->expect}
 
 static void free_replay(PyObject *object) {
     FusedReplay *self = (FusedReplay *)object;
@@ -86,12 +88,15 @@ static int begin_replay(FusedReplay *self) {
 static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     FusedReplay *self = (FusedReplay *)type->tp_alloc(type, 0);
     if (self == NULL) return NULL;
-    int parsed = PyArg_ParseTuple(args, "OO!O!OO!OO!OOOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type, &self->targets,
-                                  &self->plan, &PyList_Type, &self->blank, &self->stream, &PyTuple_Type, &self->generators,
-                                  &self->table, &self->launch, &self->fail, &self->expect);
+    unsigned long long current_stream, is_capturing;
+    int parsed = PyArg_ParseTuple(args, "OO!O!OO!KiKO!OOOO", &self->allocate, &PyTuple_Type, &self->arguments, &PyTuple_Type,
+                                  &self->targets, &self->plan, &PyList_Type, &self->blank, &current_stream, &self->device, &is_capturing,
+                                  &PyTuple_Type, &self->generators, &self->table, &self->launch, &self->fail, &self->expect);
     PyObject **all[] = OBJECTS(self);
     for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++) Py_XINCREF(*all[i]);
     self->next_check = PY_SSIZE_T_MAX;
+    if (parsed) self->current_stream = (int32_t(*)(int32_t, void **))(uintptr_t)current_stream;
+    if (parsed) self->is_capturing = (int (*)(void *, int *))(uintptr_t)is_capturing;
     if (parsed && begin_replay(self) == 0) return (PyObject *)self;
     Py_DECREF(self);
     return NULL;
@@ -128,14 +133,13 @@ static int allocate(FusedReplay *self) {
 }
 
 /* Launches by a function of the driver, without Python, or by whatever is called with an executable and a stream. */
-static PyObject *launched_by(const FusedReplay *self, uint64_t executable, PyObject *stream) {
-    if (!PyLong_CheckExact(self->launch)) return PyObject_CallFunction(self->launch, "KO", (unsigned long long)executable, stream);
+static PyObject *launched_by(const FusedReplay *self, uint64_t executable, void *stream) {
+    if (!PyLong_CheckExact(self->launch)) return PyObject_CallFunction(self->launch, "KK", (unsigned long long)executable, (unsigned long long)(uintptr_t)stream);
     int (*launch)(void *, void *) = (int (*)(void *, void *))PyLong_AsVoidPtr(self->launch);
-    void *on = PyLong_AsVoidPtr(stream);
-    if (PyErr_Occurred()) return NULL;
+    if (launch == NULL) return NULL;
     int code;
     Py_BEGIN_ALLOW_THREADS /* it may wait for a launch that waits for a callback in Python */
-    code = launch((void *)executable, on);
+    code = launch((void *)executable, stream);
     Py_END_ALLOW_THREADS
     return code == 0 ? Py_NewRef(Py_None) : PyObject_CallFunction(self->fail, "i", code);
 }
@@ -153,9 +157,9 @@ static int are_same_generators(const FusedReplay *self, PyObject *inputs) {
 }
 
 /* Returns the executable that serves a call, with what it allocates in `memory`; NULL with an exception set, or without one if none does. */
-static const Executable *ready(FusedReplay *self, Table *table, PyObject *inputs, PyObject *stream) {
+static const Executable *ready(FusedReplay *self, Table *table, PyObject *inputs, void *stream) {
     if (self->expect != Py_None) {
-        PyObject *expected = PyObject_CallOneArg(self->expect, stream);
+        PyObject *expected = PyObject_CallFunction(self->expect, "K", (unsigned long long)(uintptr_t)stream);
         if (expected == NULL) return NULL;
         Py_DECREF(expected);
     }
@@ -165,12 +169,12 @@ static const Executable *ready(FusedReplay *self, Table *table, PyObject *inputs
 }
 
 /* Returns the outputs of a call, and in `launched` the result of the launch; NULL with an exception set, or without one if it cannot serve the call. Holds `lock`. */
-static PyObject *served(FusedReplay *self, PyObject *inputs, PyObject **launched) {
+static PyObject *served(FusedReplay *self, PyObject *inputs, void *stream, PyObject **launched) {
     if (self->table == Py_None || !are_same_generators(self, inputs)) return NULL;
-    PyObject *result = NULL, *stream = PyObject_CallNoArgs(self->stream), *table = Py_NewRef(self->table);
+    PyObject *result = NULL, *table = Py_NewRef(self->table);
     Table *numbers = PyCapsule_GetPointer(table, TABLE);
     Py_ssize_t allocations = PyTuple_GET_SIZE(self->targets);
-    const Executable *found = stream == NULL || numbers == NULL ? NULL : ready(self, numbers, inputs, stream);
+    const Executable *found = numbers == NULL ? NULL : ready(self, numbers, inputs, stream);
     if (found != NULL) {
         Py_ssize_t written = numbers->written;
         *launched = launched_by(self, found->handle, stream);
@@ -180,25 +184,36 @@ static PyObject *served(FusedReplay *self, PyObject *inputs, PyObject **launched
         }
     }
     for (Py_ssize_t i = 0; i < allocations; i++) Py_CLEAR(self->memory[i]);
-    Py_XDECREF(stream);
     Py_DECREF(table);
     return result;
 }
 
 /* Calls `served` for one thread at a time, and clears the list of inputs. */
-static PyObject *replayed(FusedReplay *self, PyObject *inputs, PyObject **launched) {
+static PyObject *replayed(FusedReplay *self, PyObject *inputs, void *stream, PyObject **launched) {
     enter(self);
-    PyObject *result = served(self, inputs, launched);
+    PyObject *result = served(self, inputs, stream, launched);
     PyThread_release_lock(self->lock);
     if (result != NULL && PyList_SetSlice(inputs, 0, PyList_GET_SIZE(inputs), NULL) < 0) Py_CLEAR(result);
     return result;
 }
 
+/* Returns whether the current stream is known, with its handle in `stream`. */
+static int find_stream(const FusedReplay *self, void **stream) {
+    *stream = NULL;
+    return self->current_stream == NULL || self->current_stream(self->device, stream) == 0;
+}
+
+static int is_captured(const FusedReplay *self, void *stream) {
+    int status = 0;
+    return self->is_capturing != NULL && (self->is_capturing(stream, &status) != 0 || status != 0);
+}
+
 /* fused_replay(inputs) */
 static PyObject *call_replay(PyObject *self, PyObject *args, PyObject *keywords) {
     PyObject *inputs, *launched = NULL;
+    void *stream;
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &inputs)) return NULL;
-    PyObject *result = replayed((FusedReplay *)self, inputs, &launched);
+    PyObject *result = find_stream((FusedReplay *)self, &stream) ? replayed((FusedReplay *)self, inputs, stream, &launched) : NULL;
     PyObject *both = result == NULL ? NULL : PyTuple_Pack(2, result, launched);
     Py_XDECREF(result);
     Py_XDECREF(launched);
@@ -223,7 +238,7 @@ static PyMemberDef replay_members[] = {
 
 static PyTypeObject replay_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "pygraph.FusedReplay",
-    .tp_doc = "FusedReplay(allocate, arguments, targets, plan, blank, stream, generators, table, launch, fail, expect): one recording.",
+    .tp_doc = "FusedReplay(allocate, arguments, targets, plan, blank, current_stream, device, is_capturing, generators, table, launch, fail, expect)",
     .tp_basicsize = sizeof(FusedReplay),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = new_replay,
@@ -288,11 +303,13 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t given) 
     }
     PyObject *inputs = args[INPUTS], *owner = args[OWNER], *launched = NULL, *result = NULL;
     FusedReplay *replay = PyList_Check(inputs) ? replay_of(args[REPLAYS], args[INTEGERS], inputs) : NULL;
-    if (replay == NULL || replay->replays >= replay->next_check || is_profiled() || !hold(args[CONDITIONS])) {
+    void *stream;
+    if (replay == NULL || replay->replays >= replay->next_check || is_profiled() || !hold(args[CONDITIONS]) ||
+        !find_stream(replay, &stream) || is_captured(replay, stream)) {
         Py_XDECREF(replay);
         return PyObject_CallOneArg(owner, inputs);
     }
-    result = replayed(replay, inputs, &launched);
+    result = replayed(replay, inputs, stream, &launched);
     Py_DECREF(replay);
     /* After a launch an error is raised: the kernels must not write to inputs a second time. */
     int was_launched = launched != NULL;

@@ -248,7 +248,7 @@ static PyMethodDef methods[] = {
     {"tick", tick, METH_NOARGS, "tick(): return the next number in the order of all calls."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(replays, integers, conditions, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if each of\n"
-     "`conditions`, a (function, value), holds and no profiler runs. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
+     "`conditions`, a (function, value), holds, no profiler runs and no capture of the current stream. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
      "owner.replay_failed(inputs, exception)."},
     {NULL, NULL, 0, NULL}};
 

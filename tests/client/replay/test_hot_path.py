@@ -151,6 +151,7 @@ def test_what_asking_for_a_capture_raises_is_the_users(case: Case, monkeypatch: 
         raise RuntimeError("of an earlier call")
 
     monkeypatch.setattr(case.recorder, "in_capture", in_capture)
+    case.emulator.capturing(-1)
     with pytest.raises(RuntimeError, match="of an earlier call"):
         run([case.floats(1), case.floats(2)])
 

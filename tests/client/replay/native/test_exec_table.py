@@ -29,6 +29,12 @@ FUNCTION = {
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
 
+@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+def current_stream(device: int, stream: Any) -> int:
+    stream[0] = 2 * device
+    return 0
+
+
 def module() -> Any:
     """Return the helper's module."""
     ops: Any = helper.ops(lambda reason: pytest.fail(reason))
@@ -104,7 +110,9 @@ class Told:
             "targets": (0,),
             "plan": made.plan([(0, 0, -2, 0, (), ())]),
             "blank": [None],
-            "stream": lambda: 4,
+            "current_stream": ctypes.cast(current_stream, ctypes.c_void_p).value,
+            "device": 2,
+            "is_capturing": 0,
             "generators": (),
             "table": self.table,
             "launch": launch,
