@@ -31,7 +31,9 @@ MAX_EXECUTABLES = 64
 MAX_NODES = 1_024
 """Maximum number of nodes in all executables of a graph that has more than `FEW_EXECUTABLES`."""
 WORTH = 4
-"""Minimum number of nodes to write for which another executable is made: writing them takes about as long as a launch."""
+"""Number of nodes to write from which on another executable of any graph is made: writing them takes about as long as a launch."""
+NODES_A_WRITE = 64
+"""Fewer are enough for a small graph, whose executables cost little: one node for each of so many that the graph has."""
 IDLE_CALLS = 256
 """Number of calls without use after which an executable may be bound to other addresses."""
 
@@ -41,6 +43,11 @@ ONE_LESS = "addresses take turns and share an executable"
 def most_executables(nodes: int) -> int:
     """Return the maximum number of executables of a graph with this number of nodes."""
     return max(FEW_EXECUTABLES, min(MAX_EXECUTABLES, MAX_NODES // max(nodes, 1)))
+
+
+def least_to_write(nodes: int) -> int:
+    """Return the least number of nodes to write for which a graph with this number of nodes gets another executable."""
+    return min(WORTH, 1 + nodes // NODES_A_WRITE)
 
 
 class Executables:
@@ -68,7 +75,8 @@ class Executables:
         """The table, which holds this object through `_make`: only `close` ends both."""
         try:
             numbers = table_numbers(segments, parameters.writes)
-            limits = (most_executables(len(parameters)), WORTH, IDLE_CALLS)
+            nodes = len(parameters)
+            limits = (most_executables(nodes), least_to_write(nodes), IDLE_CALLS)
             self.table = ops.table(
                 numbers, parameters.words, self._handles[0], *limits, self._make, parameters.fail_to_write
             )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.replay import exec_cache
-from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, ONE_LESS, WORTH
+from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, NODES_A_WRITE, ONE_LESS, WORTH
 from pygraphd.client.replay.node_params import Parameters
 from tests.support.recorder import Recorder
 
@@ -41,10 +41,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> int:
 class Doubling:
     """A graph that doubles an input `nodes` times, into as many outputs, and what its calls take."""
 
-    def __init__(self, recorder: Recorder, nodes: int = WORTH) -> None:
+    def __init__(self, recorder: Recorder, nodes: int = WORTH, others: int = 0) -> None:
         self._recorder = recorder
-        first = recorder.floats(1, 2)
-        self.replay: Replay = recorder.doubling([first], [first] * nodes)
+        recorder.arena = recorder.emulator.arena(2 * (nodes + others))
+        first, self._stays = recorder.floats(1, 2), recorder.floats(3, 4)
+        reads = [first] * nodes + [self._stays] * others
+        self.replay: Replay = recorder.doubling([first, self._stays], reads)
+        self._nodes = nodes
         self.memory = self.replay.memory()
         self.emulator = recorder.emulator
 
@@ -54,7 +57,7 @@ class Doubling:
     def written(self, values: torch.Tensor) -> int:
         """Call it, see that its results are right, and return how many nodes were written."""
         before = self.replay.counts.written
-        for each in self.replay.run([values], self.memory):
+        for each in self.replay.run([values, self._stays], self.memory)[: self._nodes]:
             assert torch.equal(each, 2 * values)
             each.fill_(-1)
         return self.replay.counts.written - before
@@ -104,12 +107,24 @@ def test_what_never_comes_back_costs_no_executable_of_what_takes_turns(doubling:
     assert doubling.replay.executables == len(places) + 1
 
 
-def test_where_few_nodes_follow_what_moves_it_is_cheaper_to_write_them(recorder: Recorder) -> None:
-    case = Doubling(recorder, WORTH - 1)
+def test_where_few_nodes_of_many_follow_what_moves_it_is_cheaper_to_write_them(recorder: Recorder) -> None:
+    case = Doubling(recorder, 1, others=NODES_A_WRITE)
+    places = case.places(2)
+    case.round(places)
 
-    assert [case.round(case.places(2)) for _ in range(6)] == [2 * (WORTH - 1)] * 6
+    assert [case.round(places) for _ in range(6)] == [2] * 6
 
     assert case.replay.executables == 1
+    case.replay.close()
+
+
+def test_a_graph_of_one_node_is_not_written_for_addresses_that_take_turns(recorder: Recorder) -> None:
+    case = Doubling(recorder, 1)
+    places = case.places(3)
+
+    assert [case.round(places) for _ in range(4)] == [3, 2, 0, 0]
+
+    assert case.replay.executables == 3
     case.replay.close()
 
 
@@ -279,11 +294,11 @@ def test_what_could_not_be_written_is_not_taken_for_bound(doubling: Doubling, no
 class Model:
     """The executables of a graph, each as what its nodes refer to, and the rules by which one is picked."""
 
-    def __init__(self, nodes: int, most: int, idle: int) -> None:
+    def __init__(self, nodes: int, most: int, idle: int, worth: int) -> None:
         self.bound: list[tuple[object, ...]] = [(None,) * nodes]
         self._used = [0]
         self._seen: set[tuple[object, ...]] = set()
-        self._most, self._idle = most, idle
+        self._most, self._idle, self._worth = most, idle, worth
         self._calls = 0
 
     def written(self, now: tuple[object, ...], *, fits: bool) -> int:
@@ -297,7 +312,7 @@ class Model:
 
     def _rebound(self, now: tuple[object, ...]) -> tuple[int, int]:
         picked, written = 0, self._differ(0, now)
-        if now in self._seen and written >= WORTH:
+        if now in self._seen and written >= self._worth:
             if len(self.bound) < self._most:
                 self.bound.append(now)
                 self._used.append(0)
@@ -328,6 +343,7 @@ CALL = st.tuples(
     nodes=st.sampled_from([2, 2 * WORTH]),
     idle=st.sampled_from([3, 256]),
     most=st.integers(1, 5),
+    worth=st.sampled_from([1, WORTH]),
 )
 def test_whatever_comes_results_are_right_and_the_table_keeps_its_rules(
     emulator: Emulator,
@@ -337,14 +353,16 @@ def test_whatever_comes_results_are_right_and_the_table_keeps_its_rules(
     nodes: int,
     idle: int,
     most: int,
+    worth: int,
 ) -> None:
     singles = [allocator.tensor(torch.rand(8)) for _ in range(7)]
     pairs = [allocator.tensor(torch.rand(16)) for _ in range(7)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exec_cache, "IDLE_CALLS", idle)
         patch.setattr(exec_cache, "most_executables", lambda _: most)
+        patch.setattr(exec_cache, "least_to_write", lambda _: worth)
         replay = _summing(emulator, allocator, nodes)
-    model, memories = Model(nodes, most, idle), [replay.memory() for _ in range(3)]
+    model, memories = Model(nodes, most, idle, worth), [replay.memory() for _ in range(3)]
     for first, second, memory, kind in calls * times:
         inputs = [singles[first], *_overlapping(pairs[second])]
         if kind == "apart":

@@ -150,12 +150,14 @@ def test_two_recordings_never_draw_on_two_streams(
     stream, private = [7], "pygraphd.client.backend.torch_private."
     monkeypatch.setattr(private + "current_stream", lambda _device: lambda: stream[0])
 
-    @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
     def current_stream(_device: int, to: Any) -> int:
         to[0] = stream[0]
         return 0
 
-    address = ctypes.cast(current_stream, ctypes.c_void_p).value
+    function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))(
+        current_stream
+    )
+    address = ctypes.cast(function, ctypes.c_void_p).value
     monkeypatch.setattr(private + "stream_function", lambda _device: (address, 0))
     drawing = Drawing(emulator, allocator)
     assert [drawing.draw(which) for which in (0, 1, 0)] == [100, 104, 108]

@@ -26,13 +26,8 @@ FUNCTION = {
     3: ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3),
     4: ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4),
 }
+STREAM = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-
-
-@ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
-def current_stream(device: int, stream: Any) -> int:
-    stream[0] = 2 * device
-    return 0
 
 
 def module() -> Any:
@@ -103,14 +98,19 @@ class Told:
             self.launched.append((executable, stream))
             return "done"
 
+        def current_stream(device: int, stream: Any) -> int:
+            stream[0] = 2 * device
+            return 0
+
         made = module()
+        self._kept.append(STREAM(current_stream))
         told: dict[str, Any] = {
             "allocate": lambda: self.memory,
             "arguments": ((),),
             "targets": (0,),
             "plan": made.plan([(0, 0, -2, 0, (), ())]),
             "blank": [None],
-            "current_stream": ctypes.cast(current_stream, ctypes.c_void_p).value,
+            "current_stream": ctypes.cast(self._kept[-1], ctypes.c_void_p).value,
             "device": 2,
             "is_capturing": 0,
             "generators": (),
