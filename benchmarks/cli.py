@@ -71,7 +71,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
         type=CachePolicy,
         choices=list(CachePolicy),
         default=CachePolicy.FRESH,
-        help="who shares what was compiled: nobody (fresh), or all processes of one compile mode (shared)",
+        help="which processes share compiled code: none (fresh), or all of one compile mode (shared)",
     )
 
 
@@ -94,7 +94,7 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
     add("--no-coverage", action="store_true", help="do not profile a step in the end")
     add("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
     add("--timeout-s", type=positive, default=300, help="limit of one process (default 300)")
-    add("--logs", type=Path, metavar="DIR", help="keep what the processes print")
+    add("--logs", type=Path, metavar="DIR", help="keep the output of the processes")
 
 
 def _add_compare(command: argparse.ArgumentParser) -> None:
@@ -108,7 +108,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         type=names,
         default=list(BASELINES),
         metavar="P,Q",
-        help=f"what it is held against (default {','.join(BASELINES)})",
+        help=f"the variants it is compared with (default {','.join(BASELINES)})",
     )
     command.add_argument(
         "--back-to-back", action="store_true", help="have a loss in back-to-back steps be an error, too"
@@ -137,7 +137,7 @@ def add_region_options(command: argparse.ArgumentParser) -> None:
         help="of reduce-overhead, graph and kernels (default: the first two)",
     )
     add("--repetitions", type=positive, default=3, help="processes for each (default 3)")
-    add("--caches", type=Path, metavar="DIR", help="keep what was compiled for the next time")
+    add("--caches", type=Path, metavar="DIR", help="keep compiled code for the next time")
     add("--out", type=Path, required=True, metavar="FILE")
 
 
@@ -147,7 +147,7 @@ def _add_lookup(command: argparse.ArgumentParser) -> None:
     command.add_argument("--requests", type=positive, default=2000, help="of one client alone (default 2000)")
     command.add_argument("--entries", type=positive, default=10_000, help="in the cache (default 10000)")
     command.add_argument(
-        "--clients", type=positive, metavar="N", help="then ask by so many processes at a time, too"
+        "--clients", type=positive, metavar="N", help="then also ask by N processes at a time"
     )
     command.add_argument(
         "--rate", type=positive, default=1000, help="requests a second of these (default 1000)"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _WARM_UP = 50
 _OLD_SHARE = 5
-"""One of so many entries is old, and is what a prune deletes."""
+"""One entry of this many is old, and a prune deletes it."""
 
 _NO_EVICTION = 'max_size = "0"\nmax_unused = "0"\n'
 

@@ -83,7 +83,7 @@ def _dropout(arguments: list[str], position: int) -> str:
     return positional[position] if position < len(positional) else "0.0"
 
 
-# --- what lies on the CPU or on the GPU --------------------------------------------------------------------------
+# --- values on the CPU or on the GPU ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class RngState:
     idle_inputs: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return whether the graph has any such scalars."""
+        """Return whether the graph has any scalars of RNG state."""
         return any((self.drawn, self.idle_outputs, self.inputs, self.idle_inputs))
 
     @property

@@ -25,7 +25,7 @@ class Relocating(Protocol):
 
     @property
     def prepared(self) -> int:
-        """A number that a call changes if it does what later calls need not do."""
+        """A number that a call changes if it does one-time work."""
 
     @property
     def recording_us(self) -> float:

@@ -94,7 +94,7 @@ class PartitionTrial:
 
     def _deploy(self, outcome: Outcome) -> None:
         """Deploy a decision, and publish it."""
-        # First what other threads call meanwhile, and what stays if this one is interrupted.
+        # First, since other threads call it meanwhile, and it stays if this thread is interrupted.
         self._call = self._kernels
         self._enter(State.DEPLOYED)
         candidates = self._candidates
@@ -199,7 +199,7 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        # None: it cannot be told, and a trial must end all the same.
+        # None: that is unknown, and a trial must end all the same.
         if candidates.relocate.why_refused is None and self._guarded(trial.is_over) is False:
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)

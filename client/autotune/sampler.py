@@ -75,7 +75,7 @@ class Sampler:
         """End timing a call; it is kept if it `counts`."""
         sample.host_us = time.perf_counter_ns() / 1e3 - sample.began_us
         sample.end.record(sample.stream)
-        # What was queued may be no more than the user's drawing of inputs: then the GPU has waited for this call.
+        # The queue may have held only the user's drawing of inputs: then the GPU has waited for this call.
         sample.found_busy = sample.found_busy and not sample.begin.query()
         if counts:
             self._samples.append(sample)

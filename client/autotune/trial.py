@@ -1,6 +1,6 @@
 """Times the real calls of one partition, which alternate between GRAPH and KERNELS, until the policy can decide.
 
-Each partition is tried by itself. What others do meanwhile does not matter: outputs of a GRAPH are ordinary tensors.
+Each partition is tried by itself. Other partitions may run either way meanwhile: outputs of a GRAPH are ordinary tensors.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _block(deployment: Deployment, rest: int, counted: int) -> Calls:
 class Trial:
     """Times one partition's calls, which must not overlap.
 
-    `guarded` calls what may fail without harm, and returns None if it does. `only`: all calls run in one deployment.
+    `guarded` calls a function that may fail without harm, and returns None if it does. `only`: all calls run in one deployment.
     """
 
     def __init__(

@@ -53,4 +53,4 @@ class RanksError(FallbackError):
 
 
 class StuckError(RanksError):
-    """The GPU waits for another rank. What its work refers to must stay: to give memory back would wait for the GPU, without a limit."""
+    """The GPU waits for another rank. Memory that its work uses must not be released: releasing it would wait for the GPU, without a limit."""

@@ -82,7 +82,7 @@ def say(text: str, *, is_logged: bool = False) -> None:
 
 
 def pour(descriptor: int, data: bytes, seconds: float) -> None:
-    """Write all bytes within a time in seconds; raises OSError, and TimeoutError if nobody reads.
+    """Write all bytes within a time in seconds; raises OSError, and TimeoutError if the reader takes too long.
 
     Polls before each write, since writing to a pipe without a reader may end the process by SIGPIPE.
     """
@@ -94,9 +94,9 @@ def pour(descriptor: int, data: bytes, seconds: float) -> None:
     while left:
         ready = poll.poll(max(remaining, 0) * 1e3)
         if not ready or remaining < 0:
-            raise TimeoutError("nobody reads what is written there")
+            raise TimeoutError("the reader takes nothing")
         if ready[0][1] & (select.POLLERR | select.POLLHUP | select.POLLNVAL):
-            raise BrokenPipeError("nobody reads there any more")
+            raise BrokenPipeError("the reader is gone")
         with contextlib.suppress(BlockingIOError):
             left = left[os.write(descriptor, left[:_PIECE]) :]
         remaining = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""Counts what happens in a process, and writes the summary that `PYGRAPH_SUMMARY=FILE` asks for at exit."""
+"""Counts events of a process, and writes the summary at exit if `PYGRAPH_SUMMARY=FILE` is set."""
 
 from __future__ import annotations
 

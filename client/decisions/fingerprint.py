@@ -29,7 +29,7 @@ def graphs(facts: CompiledFacts, options: tuple[tuple[str, str], ...]) -> tuple[
     """Return one `Graph` for each partition of a compiled graph, in order."""
     kind = _kind(facts)
     if facts.host_operators:
-        # What may be captured of it is not in its text: the user may vouch for one operator or for another.
+        # Its text does not say which operators may be captured: the user may vouch for them.
         options = (*options, ("pygraph.host_operators", ",".join(facts.host_operators)))
     operators = len(_OPERATOR.findall(facts.text))
     return tuple(

@@ -46,7 +46,7 @@ class TrustPolicy:
         if self.trust is Trust.LOCAL and self._is_foreign(entry):
             return because(ReasonCode.NOT_TRUSTED, taken_by(entry))
         age_s = time.time() - entry.measured_at if entry.measured_at is not None else 0.0
-        # What the package ships grows old with it, and is validated in each process.
+        # Shipped decisions are as old as the package, and are validated in each process.
         if 0 < self.max_age_s < age_s and not entry.host.startswith(SHIPPED):
             return because(ReasonCode.TOO_OLD, human_duration(age_s))
         if (version := entry.decision.policy) != POLICY_VERSION:

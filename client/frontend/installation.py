@@ -1,4 +1,4 @@
-"""Installs PyGraph into Inductor, and takes it out: what runs before, within and after each compilation.
+"""Installs PyGraph into Inductor, and takes it out: code that runs before, within and after each compilation.
 
 Whatever goes wrong in here is counted and left to PyTorch; no exception of ours may reach the user's program. The state of a process
 is one `Runtime`, made when Inductor is first there.
@@ -29,7 +29,7 @@ _UPLOAD = "pygraphd.client.placement.upload"
 
 
 class Hook:
-    """The hook of one process: off, on for all that is compiled, or on for what backend "pygraph" compiles."""
+    """The hook of one process: off, on for all compilations, or on for those of backend "pygraph"."""
 
     def __init__(self) -> None:
         self.runtime: Runtime | None = None
@@ -153,7 +153,7 @@ class Hook:
                 self._has_pass = True
 
     def with_placement(self, options: Mapping[str, Any] | None) -> Mapping[str, Any]:
-        """Return Inductor's options for what backend "pygraph" compiles, with the passes of placement if these are asked for."""
+        """Return Inductor's options for compilations of backend "pygraph", with the passes of placement if these are switched on."""
         given = dict(options or {})
         if self._places():
             from pygraphd.client.backend import torch_private

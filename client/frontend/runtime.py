@@ -39,7 +39,7 @@ _PLACE = re.compile(r"^ *# File: (.+:\d+ in .+?), code:", re.MULTILINE)
 
 @dataclass(slots=True, weakref_slot=True)
 class Pair:
-    """What a forward and its backward share, or an inference graph alone has."""
+    """The state that a forward and its backward share; an inference graph has one of its own."""
 
     kernel_options: tuple[tuple[str, str], ...] | None = None
     """The options in force when the forward was compiled. A backward may be compiled at its first call, and its key must not differ."""

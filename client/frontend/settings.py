@@ -4,7 +4,7 @@
 `PYGRAPH_READONLY=1`: the cache is read and never added to, and no daemon is started.
 `PYGRAPH_REFRESH=1`: the cache is ignored; all graphs are measured anew, and the results replace its entries.
 `PYGRAPH_RELOCATE=0`: all graphs are left to PyTorch, which runs them as without PyGraph.
-`PYGRAPH_PLACEMENT=0`: CPU values in a graph stay there, and run between what is captured.
+`PYGRAPH_PLACEMENT=0`: CPU values in a graph stay on the CPU, and are computed between the captured partitions.
 `PYGRAPH_TRUST=all|verify|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
 `PYGRAPH_GRAPH_OPS=namespace,namespace::operator`: custom operators that may be captured, as they do nothing on the host.
 `PYGRAPH_SIZES`: how many dynamic sizes of a graph are decided at a time; 64 by default, 0: none.

@@ -1,6 +1,6 @@
 """Places constants on the GPU: CPU values that are known at compilation go there once, instead of at every call.
 
-A constant is a literal tensor of the program (`torch.tensor([0, 2])` in a forward) or is computed from such tensors. It is computed
+A constant is a literal tensor of the program (`torch.tensor([0, 2])` in a forward) or is computed from constants. It is computed
 here, on the CPU, with the bits of a program that is not compiled. Copies to the GPU and indices into a GPU tensor then read the GPU's
 copy; all other uses keep the CPU value. A value that follows from sizes alone (`torch.arange(n)`) is a constant, too, where Inductor does
 not move it itself: it does so in modes with CUDA graphs, and in others for indices.

@@ -90,7 +90,7 @@ def is_on_gpu(node: object) -> bool:
 
 
 def is_pointwise(node: Node) -> bool:
-    """Return whether a node is element-wise: such operators also take scalars from the CPU."""
+    """Return whether a node is element-wise. Element-wise operators also take scalars from the CPU."""
     operator = torch_private.operator_of(node)
     return (
         operator is not None

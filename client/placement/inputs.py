@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     """Adds nodes that send values to a GPU, for a graph of the given name; returns the nodes of the sent values."""
 
 MAX_BYTES = 16 << 10
-"""The largest input that is sent, in bytes: comparing so many costs the host less than 1 us."""
+"""The largest input that is sent, in bytes: comparing it costs the host less than 1 us."""
 MAX_BYTES_OF_GRAPH = 64 << 10
 MAX_COMPUTED_BYTES = 1 << 20
-"""Bound of what the CPU computes from a graph's inputs and sends, in bytes: comparing costs no more than computing."""
+"""Bound in bytes of the values that the CPU computes from a graph's inputs and sends: comparing costs no more than computing."""
 FEW_SCALARS = 8
 """Fewer scalars than this are sent as PyTorch sends them: copying them at every call costs less than comparing; the bound is an estimate."""
 
 TOO_LARGE = "it is larger than 16 KiB"
 TOO_MANY = "the small inputs of this graph take more than 64 KiB"
-TOO_MUCH = "what the CPU computes from the inputs of this graph takes more than 1 MiB"
+TOO_MUCH = "values that the CPU computes from the inputs of this graph take more than 1 MiB"
 RUN_TIME_SIZE = "its size is known at run time only"
 NOT_PLAIN = "it is no plain, contiguous tensor"
 CHANGED = "the graph changes it in place"
@@ -163,7 +163,7 @@ def _reported_here(group: Group) -> list[Node]:
 
 
 def _may_be_moved(node: Node) -> bool:
-    """Return whether a node is an input that may be sent, or a value that may be computed from such inputs."""
+    """Return whether a node is an input that may be sent, or a value that may be computed from inputs that may be sent."""
     # Index values of a mask have more bytes than the mask, but are computed within it.
     limit = MAX_BYTES if node.op == "placeholder" else MAX_COMPUTED_BYTES * fx_utils.fake(node).itemsize
     return _why_not_value(node, limit) is None

@@ -19,7 +19,7 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many optimizer steps."""
+    """Train for `steps` optimizer steps."""
     sizes = (
         {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         if tiny

@@ -52,7 +52,7 @@ def make(tiny: bool) -> LanguageModel:
 
 
 def train(model: nn.Module, vocabulary: int, rank: int, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many steps, on other texts in each process."""
+    """Train for `steps` steps, on other texts in each process."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     draw = torch.Generator().manual_seed(1 + rank)
     texts = torch.randint(vocabulary, (64, 33 if tiny else 257), generator=draw)
@@ -71,7 +71,7 @@ def train(model: nn.Module, vocabulary: int, rank: int, steps: int, tiny: bool) 
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many steps."""
+    """Train for `steps` steps."""
     rank, _ = joined()
     module = make(tiny).to(DEVICE)
     model = DistributedDataParallel(module)

@@ -28,7 +28,7 @@ def make(tiny: bool) -> UNet2DConditionModel:
 
 @torch.no_grad()
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Take so many denoising steps, in which several pictures are made one after the other."""
+    """Run `steps` denoising steps, for several pictures one after the other."""
     dtype = torch.float16 if DEVICE == "cuda" else torch.float32
     unet = make(tiny).to(DEVICE, dtype, memory_format=torch.channels_last).eval()
     size, width = unet.config.sample_size, unet.config.cross_attention_dim

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many steps."""
+    """Train for `steps` steps."""
     rank, world = joined()
     mesh = init_device_mesh(DEVICE, (world,))
     model = make(tiny).to(DEVICE)

@@ -143,7 +143,7 @@ def make(sizes: Sizes) -> Llama:
 
 @torch.no_grad()
 def generate(model: Llama, mode: str, steps: int, sizes: Sizes) -> dict[str, Any]:
-    """Generate so many tokens after a prompt, in several texts if the cache is too short for all."""
+    """Generate `steps` tokens after a prompt, in several texts if the cache is too short for all."""
     prefill = compiled(next_token, "none" if mode == "none" else "default", fullgraph=True, dynamic=True)
     decode = compiled(next_token, mode, fullgraph=True)
     clock = Clock(steps)
@@ -170,7 +170,7 @@ def generate(model: Llama, mode: str, steps: int, sizes: Sizes) -> dict[str, Any
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Generate so many tokens."""
+    """Generate `steps` tokens."""
     sizes = TINY if tiny else LARGE
     return generate(make(sizes), mode, steps, sizes)
 

@@ -47,7 +47,7 @@ class Timing(TrainerCallback):
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many optimizer steps."""
+    """Train for `steps` optimizer steps."""
     sizes = (
         {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
         if tiny

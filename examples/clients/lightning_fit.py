@@ -60,7 +60,7 @@ class Timing(lightning.Callback):
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many steps."""
+    """Train for `steps` steps."""
     lightning.seed_everything(0, workers=True, verbose=False)
     batch = 4 if tiny else 32
     model = Classifier("resnet18" if tiny else "resnet50", steps, mode)

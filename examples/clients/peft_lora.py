@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train the adapters for so many steps."""
+    """Train the adapters for `steps` steps."""
     sizes = (
         {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
         if tiny

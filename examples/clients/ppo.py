@@ -100,7 +100,7 @@ def loss_of(
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Play and learn for so many rounds."""
+    """Play and learn for `steps` rounds."""
     carts, horizon, width = (16, 8, 16) if tiny else (512, 16, 64)
     agent = Agent(width).to(DEVICE)
     act, physics, objective = (compiled(each, mode) for each in (agent, CartPoles.physics, loss_of))

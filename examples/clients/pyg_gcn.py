@@ -24,7 +24,7 @@ class GCN(torch.nn.Module):
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many epochs."""
+    """Train for `steps` epochs."""
     nodes, edge_count, features, classes = (60, 200, 32, 4) if tiny else (2708, 10556, 1433, 7)
     labels = torch.randint(classes, (nodes,))
     x = (torch.rand(nodes, features) < 0.02).float()

@@ -40,7 +40,7 @@ def make(folder: Path, tiny: bool) -> SentenceTransformer:
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Embed so many lots of sentences."""
+    """Embed `steps` batches of sentences."""
     with tempfile.TemporaryDirectory() as folder:
         model = make(Path(folder), tiny)
     if DEVICE == "cuda":

@@ -16,7 +16,7 @@ CLASSES = 100
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Train for so many steps."""
+    """Train for `steps` steps."""
     np.random.seed(0)
     size, batch = (32, 4) if tiny else (224, 32)
     sizes = {"img_size": size, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2} if tiny else {}

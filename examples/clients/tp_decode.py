@@ -45,7 +45,7 @@ def share_out(model: Llama, rank: int, world: int) -> None:
 
 
 def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Generate so many tokens; each rank draws the same ones."""
+    """Generate `steps` tokens, the same on each rank."""
     rank, world = joined()
     sizes = TINY if tiny else LARGE
     model = make(sizes)

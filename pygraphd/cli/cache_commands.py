@@ -121,7 +121,9 @@ def prune(
         str | None, typer.Option("--older-than", metavar="AGE", help="Not used for this long: 30d, 12h.")
     ] = None,
     gpu: _Gpu = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the entries that would be deleted.")
+    ] = False,
     json: _AsJson = False,
 ) -> None:
     """Delete entries; at least one of --older-than and --gpu is required."""
@@ -138,7 +140,9 @@ def delete(
         list[str],
         typer.Argument(metavar="ID...", help="The first digits of entries' ids, or of their graphs."),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the entries that would be deleted.")
+    ] = False,
     json: _AsJson = False,
 ) -> None:
     """Delete the entries named, with their measurements; an ID that names none or several deletes nothing."""
@@ -160,7 +164,9 @@ def delete(
 @cache.command()
 def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the entries that would be deleted.")
+    ] = False,
     json: _AsJson = False,
 ) -> None:
     """Delete all entries and measurements, those that wait in the spool too. Statistics stay: see `stats --zero`."""
@@ -178,7 +184,7 @@ def clear(
 
 @cache.command()
 def rederive(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the changes.")] = False,
     json: _AsJson = False,
 ) -> None:
     """Derive decisions anew from stored measurements, by the policy of this version; no GPU is needed."""
@@ -212,10 +218,10 @@ def export(
 
 @cache.command("import")
 def import_(
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="What `cache export` has written; -: standard input.")
-    ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be stored.")] = False,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `cache export`; -: standard input.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list the entries that would be stored.")
+    ] = False,
     json: _AsJson = False,
 ) -> None:
     """Store the entries of an exported file, unless they were decided here; an invalid file stores nothing."""

@@ -224,7 +224,7 @@ class Catalogue:
         return self._valid(lambda row: self._details(self._entry(row)), rows)
 
     def _valid(self, made: Callable[[dict[str, Any]], _T], rows: Sequence[dict[str, Any]]) -> list[_T]:
-        """Return what is made of rows, without those that are not such as the daemon stores."""
+        """Return the entries of rows, without rows that the daemon could not have stored."""
         valid = []
         for row in rows:
             try:

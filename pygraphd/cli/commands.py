@@ -44,7 +44,7 @@ _IdleExit = Annotated[
 ]
 _LogLevel = Annotated[
     str | None,
-    typer.Option("--log", metavar="LEVEL", help="Log what is at least this severe: debug, info, warning."),
+    typer.Option("--log", metavar="LEVEL", help="Least severity of what is logged: debug, info, warning."),
 ]
 _MetricsPort = Annotated[
     str | None,

@@ -120,10 +120,10 @@ def remarks(report: Report) -> list[str]:
     if report.rows:
         said.append(
             "A step is one call of each graph (the mean over its sizes); the program may call some more often. Kernels include copies and\n"
-            "fills. A call takes the longer of its host time and its span on the GPU. MiB are what a call of a GRAPH allocates."
+            "fills. A call takes the longer of its host time and its span on the GPU. MiB: the memory that a call of a GRAPH allocates."
         )
     if any(row.reason for row in report.rows if not row.is_graph):
-        said.append("What to do about KERNELS: pygraphd doctor SUMMARY")
+        said.append("To have more kernels in graphs: pygraphd doctor SUMMARY")
     if report.summary.left_out:
         said.append(f"{report.summary.left_out} more graphs are only counted in the summary")
     if report.problem:

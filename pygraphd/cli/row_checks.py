@@ -20,7 +20,7 @@ _MEASURED = ("median_us", "mad_us", "host_us", "span_us", "host_mad_us", "span_m
 
 
 def entry(row: Row, medians: Row) -> Row:
-    """Return the facts of an entry, its sizes as a list; raises InvalidMessageError unless all are such as the daemon stores."""
+    """Return the facts of an entry, its sizes as a list; raises InvalidMessageError unless the daemon could have stored all of them."""
     return _checked(row, lambda: _entry(row, medians))
 
 

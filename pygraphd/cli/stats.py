@@ -82,7 +82,7 @@ def statistics_text(found: Statistics, now: float | None = None) -> str:
         if counts is not None
     }
     if not columns:
-        return "nothing was counted yet: the daemon counts what programs look up and record"
+        return "nothing was counted yet: the daemon counts lookups and records of programs"
     moment = time.time() if now is None else now
     rows = [("counted for", *(human_duration(moment - counts[SINCE]) for counts in columns.values()))]
     for name, label in _LABELS.items():

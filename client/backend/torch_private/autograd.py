@@ -24,13 +24,13 @@ _DONATED = "pygraph donated: "
 _FUNCTION = re.compile(r"^ *def (\w+)\(.*\bargs\b", re.MULTILINE)
 """A function of generated code that takes a list of inputs."""
 _NO_SUBGRAPHS = {"call", "benchmark_compiled_module"}
-"""Such functions that generated code always has, beside those of partitions. Others are of subgraphs, and have names of their own."""
+"""Names of functions that generated code always has, beside those of partitions. Functions with other names are of subgraphs."""
 _INPUTS = re.compile(r"^ *def call\(.*\bargs\):\n *(.+) = args$", re.MULTILINE)
 _SAME_MEMORY = re.compile(r"^ *(\w+) = (.*)# *(reuse|alias) *$", re.MULTILINE)
 """A line of generated code that gives the memory of one value to another, or a second name to it."""
 _NAME = re.compile(r"\w+")
 _POOL = "alloc_from_pool("
-"""Found in code whose memory is planned otherwise, without such lines."""
+"""Found in code whose memory is planned in another way, without lines as above."""
 
 
 def keep_saved(graph: torch.fx.Graph) -> None:
@@ -39,8 +39,12 @@ def keep_saved(graph: torch.fx.Graph) -> None:
         return
     donated: Any = importlib.import_module("torch._inductor.utils").get_donated_idxs()
     count_in_compilation(_DONATED + json.dumps(donated or []), 1)
-    told = graph.output_node().meta.get("desc") or ()  # of each output, what AOTAutograd has it for
-    saved = [index for index, each in enumerate(told) if type(each).__name__.startswith("SavedForBackwards")]
+    descriptions = graph.output_node().meta.get("desc") or ()  # of AOTAutograd, one for each output
+    saved = [
+        index
+        for index, each in enumerate(descriptions)
+        if type(each).__name__.startswith("SavedForBackwards")
+    ]
     if saved:
         count_in_compilation(_SAVED + json.dumps(saved), 1)
 

@@ -20,7 +20,7 @@ def default_store() -> Any:
 def group_on_gpus(name: str) -> tuple[int, int, float, str]:
     """Return the lowest global rank of a process group, its size, its timeout in seconds, and the class that serves it on GPUs.
 
-    Raises what c10d raises.
+    Raises the errors of c10d.
     """
     group = _c10d()._resolve_process_group(name)
     backend = group._get_backend(torch.device("cuda"))
