@@ -85,18 +85,22 @@ def _place(name: str) -> int:
 def paper(
     suite: str, mode: Mode, torchbench: Path | None, unbuildable: Mapping[str, str] = NONE
 ) -> Selection:
-    """Return the workloads of the published table in a suite; raises BenchmarkError if there are none, and as `select` does."""
+    """Return the workloads of the published table in a suite, less those whose name or model is `unbuildable`.
+
+    Raises BenchmarkError if there are none, and as `select` does.
+    """
     batches, _ = _models(suite, mode, torchbench)
     wanted = [each for each in tables.PAPER if (each.suite, each.mode) == (suite, mode)]
     if not wanted:
         raise BenchmarkError(f"the published table has no {mode} of {suite}")
+    workloads = [
+        _workload(suite, mode, each.model, each.batch, own=batches.get(each.model) == each.batch)
+        for each in wanted
+    ]
+    reasons = {each: unbuildable.get(each.name) or unbuildable.get(each.model) for each in workloads}
     return Selection(
-        tuple(
-            _workload(suite, mode, each.model, each.batch, own=batches.get(each.model) == each.batch)
-            for each in wanted
-            if each.model not in unbuildable
-        ),
-        {each.model: unbuildable[each.model] for each in wanted if each.model in unbuildable},
+        tuple(each for each, reason in reasons.items() if not reason),
+        {each.name: reason for each, reason in reasons.items() if reason},
     )
 
 

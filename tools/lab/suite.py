@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sys
 import threading
 import time
 from collections import deque
@@ -45,6 +46,8 @@ _OUT_OF_MEMORY = (
     "_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED",
 )
+_ALONE = 3
+"""Processes that run once more, alone, of the models that a GPU takes at a time: each takes as long as all of them side by side."""
 _GRACE_S, _GATHER_S = 12.0, 10.0
 """For processes and daemons to end, and for their decisions to be gathered."""
 _CHECKS = 1.1
@@ -269,12 +272,17 @@ class SuiteRun(SharedRun):
     def _take_wave(
         self, part: Part, wave: Sequence[Trial], runner: SharedRunner, slot: GpuSlot, *, is_last: bool
     ) -> None:
-        """Run trials side by side, and once more, alone, those for which the memory did not suffice beside others."""
+        """Run trials side by side, and once more, alone, some of those for which the memory did not suffice beside others."""
         for trial, result in self._run(part, wave, runner, slot, is_last=is_last):
             if len(wave) > 1 and result.error and any(text in result.error for text in _OUT_OF_MEMORY):
                 part.alone.append(trial)
             else:
                 self.note(trial, result)
+        for trial in part.alone[_ALONE:]:
+            print(
+                f"{trial.name}: no memory beside others; left for the next piece", file=sys.stderr, flush=True
+            )
+        del part.alone[_ALONE:]
         while part.alone:
             trial = part.alone[0]
             if isinstance(runner, SuiteRunner):
