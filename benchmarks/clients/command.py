@@ -1,4 +1,4 @@
-"""`python -m benchmarks clients`: options, and what they ask for."""
+"""`python -m benchmarks clients`: its options, and the run that they describe."""
 
 from __future__ import annotations
 

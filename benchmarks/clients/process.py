@@ -1,4 +1,4 @@
-"""One client in a process of its own, as a variant: what it printed, and what PyGraph said of it."""
+"""Runs one client as one variant in a process of its own, and reads its output and PyGraph's summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the suites' cases have in common: precision, optimizer and comparison as in PyTorch's dashboard.
+"""The common parts of the suites' cases: precision, optimizer and comparison as in PyTorch's dashboard.
 
 Inference computes in bfloat16, training in float32 under autocast. The dashboard compiles the whole step with its optimizer; here
 the module alone is compiled, as in most programs.

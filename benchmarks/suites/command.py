@@ -1,4 +1,4 @@
-"""`python -m benchmarks suite`: options, and what they ask for."""
+"""`python -m benchmarks suite`: its options, and the run that they describe."""
 
 from __future__ import annotations
 

@@ -19,7 +19,13 @@ from benchmarks.table import NOTHING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-EAGER, DEFAULT, TREES, AGAIN, BY_HAND = "eager", "default", "reduce-overhead", "default-again", "cuda-graph"
+EAGER, DEFAULT, REDUCE_OVERHEAD, AGAIN, BY_HAND = (
+    "eager",
+    "default",
+    "reduce-overhead",
+    "default-again",
+    "cuda-graph",
+)
 OURS = ("pygraph-default", "pygraph-default-warm", "pygraph-cold", "pygraph-warm")
 _OTHER_BATCH = re.compile(r"-b\d+$")
 """Ends the name of a workload of the published table whose batch is not the suite's."""
@@ -216,5 +222,5 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def number(value: float | None, digits: int) -> str:
-    """Return a number with so many digits; `NOTHING` for None."""
+    """Return a number with `digits` decimals; `NOTHING` for None."""
     return NOTHING if value is None else f"{value:.{digits}f}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 NOISE = 0.01
-"""Drawn numbers lie about as far from a model's example, as a share of each: signs, zeros and infinities stay."""
+"""Mean relative distance of drawn numbers from those of a model's example. Signs, zeros and infinities stay."""
 
 
 def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:

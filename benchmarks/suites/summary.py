@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 LINES_HEAD = ("line", "bound", "figure", "models", "met", "models that miss it")
-_MOST = 8
+_MAX_NAMES = 8
 """Models that a line names."""
 
 
@@ -62,5 +62,5 @@ def line_rows(results: Results, mode: Mode) -> list[tuple[str, ...]]:
 
 def _names(models: Sequence[str]) -> str:
     names = [name.removesuffix("-inference").removesuffix("-training") for name in models]
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return ", ".join(names[:_MOST]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

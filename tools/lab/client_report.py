@@ -19,7 +19,7 @@ _NAMES = {
     "pygraph-default": "PyGraph in default mode",
     "pygraph-cold": 'PyGraph with `mode="reduce-overhead"`',
 }
-_MOST = 160
+_MAX_REASON = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +156,4 @@ def _raised(programs: Programs) -> Iterator[str]:
 
 def _line(text: str) -> str:
     line = " ".join(text.replace("|", "/").replace("`", "'").split())
-    return code(line if len(line) <= _MOST else f"{line[:_MOST]} ...")
+    return code(line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]} ...")

@@ -73,14 +73,14 @@ _INTRODUCTION = f"""# Performance
 Made by `python -m tools.lab report` from the files in `benchmarks/results/`; do not edit it. `docs/benchmarks.md` says how to measure
 and defines every term.
 
-| variant | what it is |
+| variant | meaning |
 | --- | --- |
 {{variants}}
 
 **Waited for:** the device is synchronised after each step, as in a program that reads its loss. **Back to back:** steps are issued without
-waiting. A time is the median of the processes' median steps, in ms. Behind a time of PyGraph's stands its ratio to the better of
-`{BASELINES[0]}` and `{BASELINES[1]}`: below 1, PyGraph is faster. The noise, behind ±, is how far the processes of one variant lie apart; it
-is the larger one of the two variants compared, and unknown (?) with one process each. **Bold:** slower by more than the noise."""
+waiting. A time is the median of the processes' median steps, in ms. In parentheses are its ratio to the better of
+`{BASELINES[0]}` and `{BASELINES[1]}` (below 1, PyGraph is faster) and the noise. The noise is the spread among the processes of a variant:
+of the two variants compared the larger one, and `?` with one process each. **Bold:** slower by more than the noise."""
 
 
 def performance(folder: Path) -> str:

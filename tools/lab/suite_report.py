@@ -13,7 +13,7 @@ from benchmarks.suites.results import (
     DEFAULT,
     HEAD,
     KINDS,
-    TREES,
+    REDUCE_OVERHEAD,
     Results,
     geometric_mean,
     noise_text,
@@ -38,7 +38,7 @@ _OURS = "pygraph-default"
 _TITLES = {"huggingface": "HuggingFace", "timm": "TIMM", "torchbench": "TorchBench"}
 _REASON = re.compile(r"\d+ x |launched: ")
 """How a remark of PyGraph's summary begins that says why graphs run as they do."""
-_MOST = 160
+_MAX_REASON = 160
 """Characters of a reason that a page shows."""
 
 
@@ -60,7 +60,7 @@ def readme_suites(folder: Path) -> str:
     found = [
         [
             f"{_name(each)}, {mode}, {gpu_of(each)}",
-            *(_mean(results, other, kind) for other in (DEFAULT, TREES) for kind in KINDS),
+            *(_mean(results, other, kind) for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS),
         ]
         for each in stored_suites(folder)
         for mode in Mode
@@ -68,7 +68,7 @@ def readme_suites(folder: Path) -> str:
     ]
     if not found:
         return ""
-    head = ["suite", *(f"{code(other)}, {kind}" for other in (DEFAULT, TREES) for kind in KINDS)]
+    head = ["suite", *(f"{code(other)}, {kind}" for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS)]
     told = (
         "Public suites as in PyTorch's dashboard: time of plain `torch.compile` over PyGraph's in default mode with an empty cache. "
         "Geometric mean over the models that both run, whose number is in brackets; above 1, PyGraph is faster."
@@ -146,7 +146,7 @@ def _cell(results: Results, model: str, variant: str) -> str:
     if record.step_ms is None:
         return "fails"
     text = milliseconds(record.step_ms.median) + ("" if passed(record) else ", **wrong**")
-    plain = [ms for each in (DEFAULT, TREES) if (ms := _step_ms(records.get(each)))]
+    plain = [ms for each in (DEFAULT, REDUCE_OVERHEAD) if (ms := _step_ms(records.get(each)))]
     if not variant.startswith("pygraph") or not plain:
         return text
     return f"{text} ({min(plain) / record.step_ms.median:.2f})"
@@ -170,14 +170,14 @@ def _misses(results: Results, mode: Mode) -> Iterator[str]:
     ]
     if profiles:
         yield "Where a line is missed, the profile of a step and PyGraph's summary say of each model that misses it:"
-        head = ["model", "variant", "host ms", f"host ms of {code(TREES)}", "kernels in graphs", f"of {code(TREES)}", "graph launches", "deployed, and why"]  # fmt: skip
+        head = ["model", "variant", "host ms", f"host ms of {code(REDUCE_OVERHEAD)}", "kernels in graphs", f"of {code(REDUCE_OVERHEAD)}", "graph launches", "deployed, and why"]  # fmt: skip
         yield markdown_table(head, profiles)
 
 
 def _profile(records: Mapping[str, Record], variant: str) -> Iterator[str]:
-    own, trees = records[variant], records.get(TREES)
-    yield from (f"{each.host_ms.median:.3f}" if each and each.host_ms else "" for each in (own, trees))
-    yield from (f"{each.coverage:.1%}" if each and each.coverage is not None else "" for each in (own, trees))
+    own, plain = records[variant], records.get(REDUCE_OVERHEAD)
+    yield from (f"{each.host_ms.median:.3f}" if each and each.host_ms else "" for each in (own, plain))
+    yield from (f"{each.coverage:.1%}" if each and each.coverage is not None else "" for each in (own, plain))
     yield "" if own.graph_launches is None else str(own.graph_launches)
     deployed = [f"{count} {name}" for name, count in (own.deployed or {}).items() if count]
     reasons = [each for each in own.note.split("; ") if _REASON.match(each)]
@@ -216,7 +216,11 @@ def _reasons(settings: Mapping[str, Any]) -> dict[str, str]:
 def _cut(reason: str) -> str:
     """Return a reason as a cell: one line, not too long, and without what Markdown takes for something else."""
     line = " ".join(reason.replace("|", "/").split())
-    return code(line.replace("`", "'") if len(line) <= _MOST else f"{line[:_MOST].replace('`', chr(39))} ...")
+    return code(
+        line.replace("`", "'")
+        if len(line) <= _MAX_REASON
+        else f"{line[:_MAX_REASON].replace('`', chr(39))} ..."
+    )
 
 
 def _results(result: Result, mode: Mode) -> Results:
