@@ -98,6 +98,8 @@ def wait_for(
 
 
 def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+    # Those that it gave sessions of their own outlive its group, where it does not end them itself.
+    others = _descendants(process.pid) if grace_s else []
     try:
         if grace_s:
             process.terminate()
@@ -107,6 +109,22 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
         with contextlib.suppress(ProcessLookupError):  # it has ended, and left nobody behind
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        for each in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the processes that a process has started, and those that these have."""
+    children: dict[int, list[int]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            parent = int(file.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(file.parent.name))
+    found = list(children.get(pid, []))
+    for each in found:
+        found += children.get(each, [])
+    return found
 
 
 def last_error(output: str) -> str | None:

@@ -48,7 +48,7 @@ ONE_GPU = (
     Client("ppo"),
 )
 TWO_GPUS = (Client("tp_decode", gpus=2), Client("ddp_train", gpus=2), Client("fsdp2_train", gpus=2))
-GROUPS = {"one-gpu": ONE_GPU, "two-gpu": TWO_GPUS}
+GROUPS = {"one-gpu": ONE_GPU, "two-gpu": TWO_GPUS, "all": (*ONE_GPU, *TWO_GPUS)}
 
 
 def select_clients(group: str, names: list[str]) -> tuple[Client, ...]:

@@ -32,16 +32,21 @@ def add_options(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=run_clients)
     add = command.add_argument
     add("--only", type=names, default=[], metavar="A,B", help="clients by name (default: all)")
-    add("--group", choices=list(GROUPS), default="one-gpu", help="clients for one GPU, or for several")
+    add(
+        "--group",
+        choices=list(GROUPS),
+        default="one-gpu",
+        help="clients for one GPU, for two, or all (one-gpu)",
+    )
     add("--variants", type=names, default=names(VARIANTS), metavar="P,Q", help=f"default: {VARIANTS}")
     add("--out", type=Path, required=True, metavar="FILE", help="goes on with what this file lacks")
     add("--gpus", type=positive, default=1, help="GPUs, each with its share of the cores (default 1)")
     add("--end-s", type=positive, default=540, help="end by itself within these seconds (default 540)")
     add("--repetitions", type=positive, default=1, help="processes for each (default 1)")
     add("--steps", type=positive, default=160, help="steps in a process (default 160)")
-    add("--precompile-steps", type=int, default=6, metavar="N", help="steps of a process before (default 6)")
     add("--tiny", action="store_true", help="sizes for a CPU")
-    add("--timeout-s", type=positive, default=300, help="limit of one process (default 300)")
+    add("--compile-s", type=positive, default=180, help="limit of the first steps (default 180)")
+    add("--timed-s", type=positive, default=90, help="limit of the steps that follow (default 90)")
     add("--logs", type=Path, metavar="DIR", help="keep what the processes print")
 
 
@@ -73,8 +78,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
         settings=Settings(
             steps=options.steps,
             tiny=options.tiny,
-            timeout_s=options.timeout_s,
-            precompile_steps=options.precompile_steps,
+            compile_s=options.compile_s,
+            timed_s=options.timed_s,
             logs=options.logs and options.logs.absolute(),
         ),
         slots=_slots(options.gpus, max(each.gpus for each in clients)),
@@ -85,23 +90,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def _slots(gpus: int, of_a_client: int) -> tuple[GpuSlot, ...]:
-    """Return slots of as many GPUs as a client takes; raises BenchmarkError if there are too few."""
-    from tools.lab.gpu_slots import VISIBLE, GpuSlot, gpu_slots, parts
+    """Return a slot for each GPU; raises BenchmarkError if there are fewer than a client takes."""
+    from tools.lab.gpu_slots import gpu_slots
 
     if gpus < of_a_client:
-        raise BenchmarkError(f"these clients take {of_a_client} GPUs each: name at least so many with --gpus")
-    single = gpu_slots(gpus)
-    if of_a_client == 1:
-        return single
-    groups = parts(single[: gpus - gpus % of_a_client], of_a_client)
-    return tuple(
-        GpuSlot(
-            number,
-            ((VISIBLE, ",".join(dict(each.environ)[VISIBLE] for each in group)),),
-            frozenset().union(*(each.cores or frozenset() for each in group)),
-        )
-        for number, group in enumerate(groups)
-    )
+        raise BenchmarkError(f"some clients take {of_a_client} GPUs each: name at least so many with --gpus")
+    return gpu_slots(gpus)
 
 
 def _variants(asked: list[str]) -> tuple[Variant, ...]:

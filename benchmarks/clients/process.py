@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.clients.catalogue import Client
 from benchmarks.clients.records import ClientRecord
+from benchmarks.clients.turns import Turn
 from benchmarks.daemon import Daemon
 from benchmarks.errors import BenchmarkError
 from benchmarks.processes import last_exception, run_fresh
@@ -29,7 +29,9 @@ RESULT = "RESULT "
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 _FATAL = "Fatal Python error: "
 _MAX_LINE = 300
-_GRACE_S = 8.0
+_GRACE_S = 6.0
+_LONGEST_S = 3600.0
+"""No limit: a process is stopped when its turn is late."""
 _NO_SUMMARY = "PyGraph wrote no summary: is it installed where this Python finds its entry points?"
 _FIGURES = (
     *("step_ms", "first_step_s", "steps", "reserved_mb", "allocated_mb"),
@@ -40,12 +42,12 @@ _FROM_SUMMARY = ("deployed", "nodes_in_graphs", "reasons", "fallbacks", "failure
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of all processes. `precompile_steps`: steps of an unmeasured process before, which fills the compiler's caches."""
+    """Settings of all processes, which have `compile_s` seconds to compile side by side, and `timed_s` for the steps that follow alone."""
 
     steps: int
     tiny: bool
-    timeout_s: float
-    precompile_steps: int
+    compile_s: float
+    timed_s: float
     logs: Path | None
 
 
@@ -69,16 +71,23 @@ class JobRunner:
 
     folder: Path
     settings: Settings
-    stop: threading.Event
 
-    def measure(self, job: Job, environ: Mapping[str, str]) -> tuple[ClientRecord, dict[str, Any]]:
+    def turn(self, job: Job) -> Turn:
+        """Return a turn for a job."""
+        return Turn(self.folder / f"turn.{job.name}")
+
+    def measure(
+        self, job: Job, turn: Turn, environ: Mapping[str, str]
+    ) -> tuple[ClientRecord, dict[str, Any]]:
         """Run a job; return its record, and what the process said of the machine."""
         began = time.monotonic()
         record = ClientRecord(job.client.name, job.variant.name, job.repetition)
         try:
-            outcome, summary = self._run(job, environ, self.settings.steps, "timed")
+            outcome, summary = self._run(job, turn, environ)
         except BenchmarkError as error:  # of the daemon
             return replace(record, raised=str(error)), {}
+        finally:
+            turn.ended.set()
         if self.settings.logs:
             self.settings.logs.mkdir(parents=True, exist_ok=True)
             (self.settings.logs / f"{job.name}.log").write_text(outcome.output)
@@ -86,38 +95,28 @@ class JobRunner:
         found: dict[str, Any] = {name: printed[name] for name in _FIGURES if name in printed}
         found |= {name: summary.get(name) for name in _FROM_SUMMARY}
         seconds = round(time.monotonic() - began, 1)
-        raised = raised_by(outcome)
+        raised = f"killed: {turn.late}" if turn.late else raised_by(outcome)
         if job.variant.is_ours and not summary and not raised:
             raised = _NO_SUMMARY
         return replace(record, raised=raised, seconds=seconds, **found), printed
 
-    def precompile(self, job: Job, environ: Mapping[str, str]) -> None:
-        """Run a few steps of a job, whatever becomes of them: what they compile stays in the client's caches."""
-        with contextlib.suppress(BenchmarkError):
-            self._run(job, environ, self.settings.precompile_steps, "compiling")
-
-    def _run(
-        self, job: Job, environ: Mapping[str, str], steps: int, purpose: str
-    ) -> tuple[Outcome, dict[str, Any]]:
-        caches, name = self.folder / f"caches.{job.client.name}", f"{job.name}.{purpose}"
+    def _run(self, job: Job, turn: Turn, environ: Mapping[str, str]) -> tuple[Outcome, dict[str, Any]]:
+        caches, own = self.folder / f"caches.{job.client.name}", {**_OWN, **environ, **turn.environ}
         if not job.variant.is_ours:
-            variables = {**plain_environment(os.environ, caches), **_OWN, **environ}
-            return self._run_program(job, variables, steps), {}
-        home, summary = self.folder / f"home.{name}", self.folder / f"summary.{name}.json"
-        variables = {**product_environment(os.environ, caches, home, summary), **_OWN, **environ}
+            return self._run_program(job, turn, {**plain_environment(os.environ, caches), **own}), {}
+        home, summary = self.folder / f"home.{job.name}", self.folder / f"summary.{job.name}.json"
+        product = product_environment(os.environ, caches, home, summary)
         with Daemon(home):
-            outcome = self._run_program(job, variables, steps)
+            outcome = self._run_program(job, turn, {**product, **own})
         # Each rank of a process group writes a summary of its own.
         return outcome, _read(summary if job.client.gpus == 1 else summary.with_name(f"{summary.name}.0"))
 
-    def _run_program(self, job: Job, environ: Mapping[str, str], steps: int) -> Outcome:
-        # torchrun's processes have sessions of their own, and only torchrun can end them.
+    def _run_program(self, job: Job, turn: Turn, environ: Mapping[str, str]) -> Outcome:
+        # torchrun's processes have sessions of their own, and torchrun ends them.
         grace_s = _GRACE_S if job.client.gpus > 1 else 0.0
-        return run_fresh(
-            self._arguments(job, steps), environ, self.settings.timeout_s, stop=self.stop, grace_s=grace_s
-        )
+        return run_fresh(self._arguments(job), environ, _LONGEST_S, stop=turn.stop, grace_s=grace_s)
 
-    def _arguments(self, job: Job, steps: int) -> list[str]:
+    def _arguments(self, job: Job) -> list[str]:
         mode = "none" if job.variant.compile is Compile.EAGER else str(job.variant.compile.mode)
         launcher = (
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.client.gpus)]
@@ -125,7 +124,8 @@ class JobRunner:
             else []
         )
         tiny = ["--tiny"] if self.settings.tiny else []
-        return [*launcher, str(job.client.program), "--mode", mode, "--steps", str(steps), *tiny]
+        steps = ["--steps", str(self.settings.steps)]
+        return [*launcher, str(job.client.program), "--mode", mode, *steps, *tiny]
 
 
 _OWN = {"PYTHONFAULTHANDLER": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "4"}

@@ -1,4 +1,4 @@
-"""A run of `clients` under way: each GPU takes the next client when it is done with one, and its processes are timed one at a time.
+"""A run of `clients` under way: each GPU takes the next client when it is done with one. Its processes compile side by side, and are timed one at a time.
 
 The file is written anew after every process. A later run goes on with what the file lacks.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import sys
 import tempfile
 import threading
@@ -20,19 +21,23 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.clients.catalogue import Client
 from benchmarks.clients.process import Job, JobRunner, Settings
 from benchmarks.clients.records import ClientRecord, client_records, compared
+from benchmarks.clients.turns import Turn, take_turns
 from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import SCHEMA, check_writable, read_result, write_json
 from benchmarks.variants import Variant
-from tools.lab.gpu_slots import GpuSlot
+from tools.lab.gpu_slots import GpuSlot, joined, parts
 from tools.lab.processes import as_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 _GRACE_S = 15.0
 """For processes and daemons to end."""
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+_CONDITIONS = ("NCCL_", "NVSHMEM_", "TORCH_NCCL_", "TORCH_SYMM_MEM_")
+"""First letters of the variables that change what is measured on several GPUs."""
 _SAME = ("kind", "steps", "tiny", "libraries")
 """Settings that all records of a file have in common."""
 
@@ -59,7 +64,9 @@ class ClientsRun:
         self._host = describe_host()
         self._torch: dict[str, str | None] = dict.fromkeys(TORCH_FIELDS)
         self._records: dict[tuple[str, str, int], ClientRecord] = {}
-        self._waiting = deque(enumerate(plan.clients))
+        numbered = list(enumerate(plan.clients))
+        self._waiting = deque(each for each in numbered if each[1].gpus == 1)
+        self._waiting_for_several = deque(each for each in numbered if each[1].gpus > 1)
         self._noting = threading.Lock()
         self._stop = threading.Event()
         self._began = time.monotonic()
@@ -74,7 +81,7 @@ class ClientsRun:
         timer.start()
         try:
             with tempfile.TemporaryDirectory(prefix="clients-", ignore_cleanup_errors=True) as folder:
-                self._take_slots(JobRunner(Path(folder), self.plan.settings, self._stop))
+                self._take_slots(JobRunner(Path(folder), self.plan.settings))
         finally:
             timer.cancel()
         self._save()
@@ -110,41 +117,72 @@ class ClientsRun:
     # --- measuring ---------------------------------------------------------------------------------
 
     def _take_slots(self, runner: JobRunner) -> None:
-        with ThreadPoolExecutor(len(self.plan.slots)) as pool, contextlib.ExitStack() as stack:
+        groups = self._groups()
+        with ThreadPoolExecutor(len(groups)) as pool, contextlib.ExitStack() as stack:
             stack.callback(self._stop.set)  # the pool would wait for all of them
-            running = [pool.submit(self._take_slot, slot, runner) for slot in self.plan.slots]
+            running = [pool.submit(self._take_group, group, runner) for group in groups]
             for done in as_ended(running):
                 done.result()
             stack.pop_all()
 
-    def _take_slot(self, slot: GpuSlot, runner: JobRunner) -> None:
+    def _groups(self) -> list[Sequence[GpuSlot]]:
+        """Return slots as they are taken together at first: half of them by clients of several GPUs, or all if there are no others."""
+        slots, size = self.plan.slots, max(each.gpus for each in self.plan.clients)
+        if size == 1:
+            return parts(slots, 1)
+        count = len(slots) // size
+        alone = len(slots) - size * (max(1, count // 2) if self._waiting else count)
+        return [*parts(slots[:alone], 1), *parts(slots[alone:], size)] if alone else parts(slots, size)
+
+    def _take_group(self, group: Sequence[GpuSlot], runner: JobRunner) -> None:
+        if len(group) == 1:
+            self._take_all(self._waiting, group[0], runner)
+            return
+        self._take_all(self._waiting_for_several, joined(group), runner)
+        with ThreadPoolExecutor(len(group)) as pool:
+            for done in [pool.submit(self._take_all, self._waiting, slot, runner) for slot in group]:
+                done.result()
+
+    def _take_all(self, waiting: deque[tuple[int, Client]], slot: GpuSlot, runner: JobRunner) -> None:
         slot.enter()
         while not self._stop.is_set():
             try:
-                number, client = self._waiting.popleft()
+                number, client = waiting.popleft()
             except IndexError:
                 return
             self._take_client(number, client, slot, runner)
 
     def _take_client(self, number: int, client: Client, slot: GpuSlot, runner: JobRunner) -> None:
         jobs = list(self._lacking(number, client))
-        environ = dict(slot.environ)
-        if jobs and client.missing:
+        if client.missing:
             for job in jobs:
                 reason = f"{client.missing} is not installed"
                 self._note(ClientRecord(client.name, job.variant.name, job.repetition, skipped=reason), {})
             return
-        if jobs and self.plan.settings.precompile_steps:
-            first = [job for job in jobs if job.repetition == jobs[0].repetition]
-            with ThreadPoolExecutor(len(first), initializer=slot.enter) as pool:
-                for done in [pool.submit(runner.precompile, job, environ) for job in first]:
-                    done.result()
-        for job in jobs:
-            if self._stop.is_set():
-                return
-            record, printed = runner.measure(job, environ)
+        for repetition in range(self.plan.repetitions):
+            if side_by_side := [job for job in jobs if job.repetition == repetition]:
+                self._take_jobs(side_by_side, slot, runner)
+
+    def _take_jobs(self, jobs: Sequence[Job], slot: GpuSlot, runner: JobRunner) -> None:
+        settings = self.plan.settings
+        threads = len(os.sched_getaffinity(0)) // (len(jobs) * jobs[0].client.gpus)
+        environ = {_THREADS: os.environ.get(_THREADS) or str(max(1, threads)), **dict(slot.environ)}
+        turns = [runner.turn(job) for job in jobs]
+
+        def measure(job: Job, turn: Turn) -> None:
+            record, printed = runner.measure(job, turn, environ)
             if not self._stop.is_set():  # it may have been ended with the run
                 self._note(record, printed)
+
+        with ThreadPoolExecutor(len(jobs), initializer=slot.enter) as pool:
+            running = [pool.submit(measure, *each) for each in zip(jobs, turns, strict=True)]
+            try:
+                take_turns(turns, self._stop, settings.compile_s, settings.timed_s)
+            finally:
+                for turn in turns:
+                    turn.stop.set()
+            for done in running:
+                done.result()
 
     def _lacking(self, number: int, client: Client) -> Iterator[Job]:
         """Yield the processes without a record; variants alternate, so that a drift of the machine does not fall on one."""
@@ -181,10 +219,12 @@ class ClientsRun:
             "kind": "clients",
             "steps": settings.steps,
             "tiny": settings.tiny,
-            "precompile_steps": settings.precompile_steps,
             "repetitions": self.plan.repetitions,
             "gpus": len(self.plan.slots),
             "libraries": self.plan.libraries,
+            "variables": {
+                name: value for name, value in sorted(os.environ.items()) if name.startswith(_CONDITIONS)
+            },
         }
 
     def _read(self) -> None:

@@ -14,6 +14,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 # The examples make their models from configurations; no library is to look for anything on a hub.
@@ -28,6 +29,11 @@ MODES = ("none", "default", "reduce-overhead")
 STEPS = 160
 _MOST_TIMED = 40
 _LOOKED_AT = 5
+_BESIDE = 3
+"""Steps in which a program compiles, while others may run beside it."""
+_TURN = "MEASURING_TURN"
+"""The variable by which `python -m benchmarks clients` names a file; beside it lie those that say whose turn it is."""
+_LONGEST_TURN_S = 600.0
 
 
 class Clock:
@@ -41,6 +47,7 @@ class Clock:
         self.values: list[float] = []
         self._parts = parts
         self._timed_from = steps - max(1, min(_MOST_TIMED, steps // 4))
+        self._alone_from = min(_BESIDE, max(1, steps // 4))
         self._looked_at = {round(number * (steps - 1) / (_LOOKED_AT - 1)) for number in range(_LOOKED_AT)}
         self._done = 0
         self._began = 0.0
@@ -49,6 +56,8 @@ class Clock:
 
     def begin(self) -> None:
         """Begin a step."""
+        if self._done == self._alone_from:
+            _wait_for_turn()
         if self._is_timed:
             _wait()
         self._began = time.perf_counter()
@@ -110,7 +119,7 @@ def joined() -> tuple[int, int]:
     if DEVICE == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "nccl" if DEVICE == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=60))
+    dist.init_process_group(backend, timeout=datetime.timedelta(minutes=2))
     return dist.get_rank(), dist.get_world_size()
 
 
@@ -131,6 +140,8 @@ def run(main: Callable[[str, int, bool], dict[str, Any]], description: str | Non
     result = main(options.mode, options.steps, options.tiny)
     if int(os.environ.get("RANK", "0")) == 0:
         print("RESULT", json.dumps({**result, **_machine()}), flush=True)
+        if file := os.environ.get(_TURN):
+            Path(f"{file}.timed").touch()
     if dist.is_initialized():
         # CUDA graphs that hold the group's collectives have to go before it.
         torch.compiler.reset()
@@ -143,6 +154,18 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore")
     for name in ("transformers", "lightning.pytorch", "lightning.fabric", "sentence_transformers"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _wait_for_turn() -> None:
+    """Say that this program has compiled, and wait until those beside it have and none is timed."""
+    if file := os.environ.get(_TURN):
+        _wait()
+        Path(f"{file}.ready").touch()
+        end = time.monotonic() + _LONGEST_TURN_S
+        while not Path(f"{file}.go").exists():
+            if time.monotonic() > end:
+                raise SystemExit("it has not become this program's turn")
+            time.sleep(0.05)
 
 
 def _wait() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROGRAMS = sorted(catalogue.FOLDER.glob("*.py"))
 HELPERS = {"measuring"}
-KNOWN = {each.name for group in GROUPS.values() for each in group}
+KNOWN = {each.name for each in GROUPS["all"]}
 LIBRARIES = {
     *("accelerate", "diffusers", "lightning", "peft", "sentence_transformers", "timm", "torch_geometric"),
     *("torchvision", "transformers"),
@@ -51,9 +51,7 @@ def test_an_example_is_plain_code_of_a_user(path: Path) -> None:
         assert ast.unparse(tree.body[-1]) == "if __name__ == '__main__':\n    run(main, __doc__)"
 
 
-@pytest.mark.parametrize(
-    "client", [each for group in GROUPS.values() for each in group], ids=lambda each: each.name
-)
+@pytest.mark.parametrize("client", GROUPS["all"], ids=lambda each: each.name)
 def test_the_catalogue_names_the_libraries_that_an_example_imports(client: Client) -> None:
     tree = ast.parse(client.program.read_text())
     imported = {

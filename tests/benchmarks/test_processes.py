@@ -42,6 +42,24 @@ def test_late_process_is_killed_with_its_children(tmp_path: Path, monkeypatch: p
     assert is_gone(int(marker.read_text()))
 
 
+def test_a_process_that_is_asked_to_end_leaves_none_behind_in_sessions_of_their_own(tmp_path: Path) -> None:
+    marker, stop = tmp_path / "pid", threading.Event()
+    child = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(6000)"
+    parent = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}], start_new_session=True)"
+    )
+
+    def stop_when_it_runs() -> None:
+        while not (marker.exists() and marker.read_text()):
+            time.sleep(0.02)
+        stop.set()
+
+    threading.Thread(target=stop_when_it_runs).start()
+    run_fresh(["-c", parent], os.environ, 6000, folder=tmp_path, stop=stop, grace_s=60.0)
+
+    assert is_gone(int(marker.read_text()))
+
+
 def test_a_process_that_is_not_wanted_any_more_is_killed_at_once(tmp_path: Path) -> None:
     marker, stop = tmp_path / "pid", threading.Event()
     code = f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(6000)"

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import cli
+from benchmarks.clients import turns
 from benchmarks.clients.catalogue import FOLDER, Client
 from benchmarks.clients.process import Settings
 from benchmarks.clients.records import read_clients
 from benchmarks.clients.run import ClientsRun, Plan
 from benchmarks.errors import BenchmarkError
 from benchmarks.variants import select_variants
-from tools.lab.gpu_slots import GpuSlot
+from tools.lab.gpu_slots import VISIBLE, GpuSlot, joined
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ def plan_of(folder: Path, *variants: str) -> Plan:
         clients=(Client("tiny", folder=folder), Client("none", ("no_such_library",), folder=folder)),
         variants=select_variants(list(variants)),
         repetitions=1,
-        settings=Settings(steps=3, tiny=True, timeout_s=120, precompile_steps=1, logs=folder / "logs"),
+        settings=Settings(steps=3, tiny=True, compile_s=120, timed_s=120, logs=folder / "logs"),
         slots=(GpuSlot(0),),
         end_s=600,
         out=folder / "out.json",
@@ -86,6 +87,66 @@ def test_a_program_that_compiles_nothing_has_a_summary_with_pygraph(tmp_path: Pa
     ours = next(each for each in records if each.key == ("tiny", "pygraph-default", 0))
     assert (ours.raised, ours.agrees, ours.difference) == ("", True, 0.0)
     assert ours.deployed == {"GRAPH": 0, "KERNELS": 0}
+
+
+BESIDE = """
+import os, pathlib
+turn = pathlib.Path(os.environ["MEASURING_TURN"])
+folder = pathlib.Path(__file__).parent
+mode = __import__("sys").argv[2]
+if mode != "none":
+    while not (folder / "none").exists():  # it has compiled, and waits for its turn
+        pass
+(folder / mode).touch()
+turn.with_name(turn.name + ".ready").touch()
+while not turn.with_name(turn.name + ".go").exists():
+    pass
+going = len(list(turn.parent.glob("*.go")))
+over = len(list(turn.parent.glob("*.timed")))
+print("RESULT", '{"step_ms": 1.0, "checks": {"alone": [%d]}}' % (going - over), flush=True)
+turn.with_name(turn.name + ".timed").touch()
+while mode == "none":
+    pass
+"""
+
+
+def test_processes_compile_side_by_side_and_are_timed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.py").write_text(BESIDE)
+    monkeypatch.setattr(turns, "_EXIT_S", 0.1)
+
+    records = ClientsRun(plan_of(tmp_path, "eager", "default", "reduce-overhead")).execute()[:3]
+
+    assert [each.checks for each in records] == [{"alone": [1]}] * 3
+    assert [each.raised for each in records] == [
+        "killed: it has not ended 0 s after its result",
+        "",
+        "",
+    ]
+
+
+def test_a_process_that_does_not_compile_in_time_holds_up_no_other(tmp_path: Path) -> None:
+    (tmp_path / "tiny.py").write_text(BESIDE.replace('mode != "none"', "True"))
+    plan = plan_of(tmp_path, "eager")
+    late = dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, compile_s=0.1))
+
+    assert ClientsRun(late).execute()[0].raised == "killed: not compiled after 0 s"
+
+
+def test_clients_of_two_gpus_take_half_of_them_at_first(tmp_path: Path) -> None:
+    slots = tuple(GpuSlot(number, ((VISIBLE, f"{number}"),), frozenset({number})) for number in range(4))
+    plan = dataclasses.replace(plan_of(tmp_path, "eager"), slots=slots)
+    two = dataclasses.replace(plan, clients=(*plan.clients, Client("two", gpus=2)))
+    only_two = dataclasses.replace(plan, clients=(Client("two", gpus=2),))
+
+    def numbers(of: Plan) -> list[list[int]]:
+        return [[slot.number for slot in group] for group in ClientsRun(of)._groups()]
+
+    assert numbers(plan) == [[0], [1], [2], [3]]
+    assert numbers(two) == [[0], [1], [2, 3]]
+    assert numbers(only_two) == [[0, 1], [2, 3]]
+    assert joined(slots[2:]) == GpuSlot(2, ((VISIBLE, "2,3"),), frozenset({2, 3}))
 
 
 @pytest.mark.parametrize("variant", ["pygraph-warm", "cuda-graph", "none"])

@@ -49,6 +49,13 @@ def gpu_slots(count: int) -> tuple[GpuSlot, ...]:
     )
 
 
+def joined(slots: Sequence[GpuSlot]) -> GpuSlot:
+    """Return slots as one, for a program that takes several GPUs."""
+    names = ",".join(name for each in slots for key, name in each.environ if key == VISIBLE)
+    cores = [each.cores for each in slots if each.cores is not None]
+    return GpuSlot(slots[0].number, ((VISIBLE, names),), frozenset().union(*cores) if cores else None)
+
+
 def gpu_names(count: int) -> list[str]:
     """Return the names of `count` GPUs as in `VISIBLE`; raises BenchmarkError if it names fewer."""
     told = os.environ.get(VISIBLE)
