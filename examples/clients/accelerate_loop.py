@@ -23,9 +23,15 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     sizes = (
         {"image_size": 32, "patch_size": 8, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         if tiny
-        else {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+        else {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
     )  # fmt: skip
-    config = ViTConfig(**sizes, num_labels=LABELS, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = ViTConfig(
+        **sizes,
+        num_labels=LABELS,
+        problem_type="single_label_classification",
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     plugin = None if mode == "none" else TorchDynamoPlugin(backend="inductor", mode=mode)
     accelerator = Accelerator(
         mixed_precision="bf16",

@@ -48,7 +48,7 @@ class LanguageModel(nn.Module):
 
 def make(tiny: bool) -> LanguageModel:
     """Return a model with random weights, the same in each process."""
-    return LanguageModel(100, 64, 4, 2, 33) if tiny else LanguageModel(8192, 768, 12, 12, 257)
+    return LanguageModel(100, 64, 4, 2, 33) if tiny else LanguageModel(8192, 768, 12, 6, 257)
 
 
 def train(model: nn.Module, vocabulary: int, rank: int, steps: int, tiny: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ def make(tiny: bool) -> UNet2DConditionModel:
     depth = 1 if tiny else 3
     return UNet2DConditionModel(
         sample_size=8 if tiny else 64,
-        layers_per_block=1 if tiny else 2,
+        layers_per_block=1,
         block_out_channels=(32, 64) if tiny else (192, 384, 768, 768),
         down_block_types=(*(cross[0],) * depth, plain[0]),
         up_block_types=(plain[1], *(cross[1],) * depth),

@@ -31,7 +31,7 @@ class Sizes:
         return self.width // self.heads
 
 
-LARGE = Sizes(layers=22, width=2048, heads=32, kv_heads=4, hidden=5632, vocabulary=32000, length=512)
+LARGE = Sizes(layers=12, width=2048, heads=32, kv_heads=4, hidden=5632, vocabulary=32000, length=512)
 TINY = Sizes(layers=2, width=64, heads=4, kv_heads=2, hidden=128, vocabulary=100, length=256)
 
 

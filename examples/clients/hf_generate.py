@@ -14,7 +14,7 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     sizes = (
         {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
         if tiny
-        else {"hidden_size": 1280, "intermediate_size": 4096, "num_hidden_layers": 20, "num_attention_heads": 20, "num_key_value_heads": 4}
+        else {"hidden_size": 1280, "intermediate_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 20, "num_key_value_heads": 4}
     )  # fmt: skip
     config = LlamaConfig(**sizes, bos_token_id=1, eos_token_id=None, pad_token_id=0)
     model = LlamaForCausalLM(config).to(DEVICE, torch.bfloat16).eval()

@@ -51,9 +51,10 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     sizes = (
         {"vocab_size": 500, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
         if tiny
-        else {}
+        else {"num_hidden_layers": 6}
     )  # fmt: skip
-    config = BertConfig(num_labels=LABELS, **sizes)
+    # With `problem_type` given, the first forward does not set it, and nothing is compiled twice.
+    config = BertConfig(num_labels=LABELS, problem_type="single_label_classification", **sizes)
     texts = Texts(64 if tiny else 4096, 32 if tiny else 128, config.vocab_size)
     clock = Clock(steps)
     with tempfile.TemporaryDirectory() as folder:

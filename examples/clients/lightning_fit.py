@@ -63,9 +63,9 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     """Train for `steps` steps."""
     lightning.seed_everything(0, workers=True, verbose=False)
     batch = 4 if tiny else 32
-    model = Classifier("resnet18" if tiny else "resnet50", steps, mode)
+    model = Classifier("resnet18", steps, mode)
     loader = torch.utils.data.DataLoader(
-        Pictures(steps * batch, 64 if tiny else 224),
+        Pictures(steps * batch, 32 if tiny else 224),
         batch_size=batch,
         shuffle=True,
         drop_last=True,

@@ -13,7 +13,7 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     sizes = (
         {"vocab_size": 200, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
         if tiny
-        else {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 4}
+        else {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "num_attention_heads": 16, "num_key_value_heads": 4}
     )  # fmt: skip
     config = LlamaConfig(**sizes, use_cache=False)
     batch, length = (2, 32) if tiny else (4, 256)

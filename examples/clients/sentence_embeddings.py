@@ -25,7 +25,7 @@ def make(folder: Path, tiny: bool) -> SentenceTransformer:
     config = BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=64 if tiny else 384,
-        num_hidden_layers=2 if tiny else 12,
+        num_hidden_layers=2 if tiny else 6,
         num_attention_heads=4 if tiny else 12,
         intermediate_size=128 if tiny else 1536,
     )

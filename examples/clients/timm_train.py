@@ -19,7 +19,11 @@ def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
     """Train for `steps` steps."""
     np.random.seed(0)
     size, batch = (32, 4) if tiny else (224, 32)
-    sizes = {"img_size": size, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2} if tiny else {}
+    sizes = (
+        {"img_size": size, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+        if tiny
+        else {"depth": 6}
+    )
     model = timm.create_model("vit_small_patch16_224", num_classes=CLASSES, **sizes).to(DEVICE)
     average = ModelEmaV3(model, decay=0.9998, use_warmup=True)
     train_model = compiled(model, mode)

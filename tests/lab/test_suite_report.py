@@ -128,16 +128,24 @@ def test_the_case_of_clients_is_of_programs_that_run_by_default(tmp_path: Path) 
             for variant in ("default", "pygraph-default")
         ),
         *(process("broken", variant, None, "ValueError") for variant in ("default", "pygraph-default")),
+        *(process("ddp_train", variant, ms) for variant, ms in (("default", 3.0), ("pygraph-default", 1.0))),
     ]
     content = {"schema": 2, "environment": ENVIRONMENT, "records": records}
     (root / "benchmarks/results/clients-h100.json").write_text(json.dumps(content))
 
     made = pages(root)
 
-    told = 'Of 2 programs on popular libraries, plain `mode="reduce-overhead"` raised in 1; PyGraph raised in none in default mode.'
+    told = 'Of 2 programs on popular libraries, plain `mode="reduce-overhead"` raised in 1, PyGraph in default mode raised in none.'
     assert told in made["README.md"]
     assert "The results with PyGraph in default mode differ in 1: decoder." in made["README.md"]
     assert "took 2.00 times as long" in made["README.md"]
+    assert "Of 1 programs on two GPUs, PyGraph in default mode raised in none." in made["README.md"]
+    assert cells(made["README.md"], "| ms a step | `default` |", "trainer")[1:] == [
+        "8.00",
+        "**raises**",
+        "2.00",
+    ]
     page = made["docs/performance.md"]
+    assert cells(page, "## Programs on two GPUs", "ddp_train")[1:] == ["3.00", "1.00 (3.00)"]
     assert cells(page, "## Programs on popular", "trainer")[1:] == ["8.00", "**raises**", "2.00 (4.00)"]
     assert cells(page, "| program | variant |", "broken")[1:] == ["`default`", "`ValueError`"]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.clients.catalogue import TWO_GPUS
 from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, read_results
 
 if TYPE_CHECKING:
@@ -19,6 +20,14 @@ _NAMES = {
     "pygraph-default": "PyGraph in default mode",
     "pygraph-cold": 'PyGraph with `mode="reduce-overhead"`',
 }
+_README = {
+    "default": "`default`",
+    "reduce-overhead": "`reduce-overhead`",
+    "pygraph-default": "PyGraph, default mode",
+    "pygraph-cold": 'PyGraph, `mode="reduce-overhead"`',
+}
+_OF_TWO = {each.name for each in TWO_GPUS}
+_LIBRARIES, _TWO = "Programs on popular libraries", "Programs on two GPUs"
 _MAX_REASON = 160
 
 
@@ -62,18 +71,26 @@ class Programs:
 
 
 def client_sections(folder: Path) -> Iterator[str]:
-    """Yield a section for each stored result."""
-    for kind, title in (("clients", "Programs on popular libraries"), ("clients2", "Programs on two GPUs")):
-        yield from (_section(each, title) for each in read_results(folder, kind))
+    """Yield a section for the programs of one GPU in each stored result, and one for those of two."""
+    for result in read_results(folder, "clients"):
+        for title, programs in _parts(result):
+            yield _section(result, title, programs)
 
 
-def _section(result: Result, title: str) -> str:
-    programs = Programs.of(result.content["records"])
+def _parts(result: Result) -> Iterator[tuple[str, Programs]]:
+    records = result.content["records"]
+    for title, of_two in ((_LIBRARIES, False), (_TWO, True)):
+        programs = Programs.of([each for each in records if (each["client"] in _OF_TWO) == of_two])
+        if programs.processes:
+            yield title, programs
+
+
+def _section(result: Result, title: str, programs: Programs) -> str:
     told = "Time of a step in ms. Behind it, that of `default` over it: above 1, it is faster."
     parts = [
         f"## {title}, on {gpu_of(result)}",
         result.where([]),
-        case(result, title),
+        case(result, title, programs),
         told,
         _table(programs),
         *_raised(programs),
@@ -82,21 +99,22 @@ def _section(result: Result, title: str) -> str:
 
 
 def readme_clients(folder: Path) -> str:
-    """Return the sentences of README.md on these programs, empty without a stored result."""
-    return "\n\n".join(case(each) for each in read_results(folder, "clients")[:1])
+    """Return what README.md says of these programs, with a table; empty without a stored result."""
+    for result in read_results(folder, "clients")[:1]:
+        told = [case(result, title, programs) for title, programs in _parts(result)]
+        return "\n\n".join([*told, _short_table(Programs.of(result.content["records"]))])
+    return ""
 
 
-def case(result: Result, title: str = "Programs on popular libraries") -> str:
+def case(result: Result, title: str, programs: Programs) -> str:
     """Return in how many programs each variant raised or had other results, and the gain where it ran."""
-    programs = Programs.of(result.content["records"])
-    sentences = [
-        f"Of {len(programs.names)} {title[0].lower()}{title[1:]}, {_NAMES['reduce-overhead']} raised in"
-        f" {_count(programs, 'reduce-overhead')}; PyGraph raised in {_count(programs, 'pygraph-default')} in default mode."
+    told = f"Of {len(programs.names)} {title[0].lower()}{title[1:]}"
+    raised = [
+        f"{name} {_raised_in(programs, variant)}"
+        for variant, name in _NAMES.items()
+        if any(variant == known for _, known in programs.processes)
     ]
-    if any(variant == "pygraph-cold" for _, variant in programs.processes):
-        sentences.append(
-            f'With `mode="reduce-overhead"`, PyGraph raised in {_count(programs, "pygraph-cold")}.'
-        )
+    sentences = [f"{told}, {', '.join(raised)}."] if raised else []
     for variant in _NAMES:
         wrong = [name for name in programs.names if programs.differs(name, variant)]
         if wrong:
@@ -112,9 +130,9 @@ def case(result: Result, title: str = "Programs on popular libraries") -> str:
     return " ".join(sentences)
 
 
-def _count(programs: Programs, variant: str) -> str:
-    raised = [name for name in programs.names if programs.raised(name, variant)]
-    return str(len(raised)) if raised else "none"
+def _raised_in(programs: Programs, variant: str) -> str:
+    count = sum(bool(programs.raised(name, variant)) for name in programs.names)
+    return f"raised in {count or 'none'}"
 
 
 def _gain(programs: Programs, name: str, variant: str) -> float | None:
@@ -130,14 +148,23 @@ def _table(programs: Programs) -> str:
     return markdown_table(["program", *map(code, shown)], lines)
 
 
-def _cell(programs: Programs, name: str, variant: str) -> str:
+def _short_table(programs: Programs) -> str:
+    """Return the table of README.md: times alone, as `docs/performance.md` has the rest."""
+    shown = [each for each in _README if any(variant == each for _, variant in programs.processes)]
+    lines = [
+        [name, *(_cell(programs, name, variant, told=False) for variant in shown)] for name in programs.names
+    ]
+    return markdown_table(["ms a step", *(_README[each] for each in shown)], lines)
+
+
+def _cell(programs: Programs, name: str, variant: str, *, told: bool = True) -> str:
     if programs.raised(name, variant):
         return "**raises**"
     step_ms = programs.step_ms(name, variant)
     if step_ms is None:
         return ""
     gain = _gain(programs, name, variant)
-    ratio = f" ({gain:.2f})" if gain and variant != "default" else ""
+    ratio = f" ({gain:.2f})" if told and gain and variant != "default" else ""
     return f"{milliseconds(step_ms)}{ratio}{', **other results**' if programs.differs(name, variant) else ''}"
 
 
