@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.records import records_of
@@ -61,6 +62,7 @@ def readme_suites(folder: Path) -> str:
         [
             f"{_name(each)}, {mode}, {gpu_of(each)}",
             *(_mean(results, other, kind) for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS),
+            f"{statistics.median(noise):.0%}" if (noise := noises(results).values()) else "",
         ]
         for each in stored_suites(folder)
         for mode in Mode
@@ -68,10 +70,11 @@ def readme_suites(folder: Path) -> str:
     ]
     if not found:
         return ""
-    head = ["suite", *(f"{code(other)}, {kind}" for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS)]
+    head = ["suite", *(f"{code(other)}, {kind}" for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS), "noise"]
     told = (
         "Public suites as in PyTorch's dashboard: time of plain `torch.compile` over PyGraph's in default mode with an empty cache. "
-        "Geometric mean over the models that both run, whose number is in brackets; above 1, PyGraph is faster."
+        "Geometric mean over the models that both run, whose number is in brackets; above 1, PyGraph is faster. "
+        "Noise: how far two processes of `default` are apart, median over the models."
     )
     return f"{told}\n\n{markdown_table(head, found)}"
 
