@@ -124,7 +124,8 @@ class Hook:
         from pygraphd.client.backend import torch_private
         from pygraphd.client.decisions.ranks.process_group import GRAPH_REGISTER
 
-        if torch_private.missing_for_groups() is None:
+        is_on = self.runtime is not None and self.runtime.options.collectives
+        if is_on and torch_private.missing_for_groups() is None:
             if GRAPH_REGISTER not in os.environ:
                 os.environ[GRAPH_REGISTER] = "0"
                 self._undo.append(lambda: os.environ.__delitem__(GRAPH_REGISTER))

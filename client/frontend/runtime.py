@@ -16,7 +16,7 @@ from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import fingerprint
 from pygraphd.client.decisions.bundle import Bundle
 from pygraphd.client.decisions.decision_service import DecisionService
-from pygraphd.client.decisions.ranks.process_group import Groups
+from pygraphd.client.decisions.ranks.process_group import COLLECTIVES_OFF, Groups
 from pygraphd.client.decisions.service import Cache
 from pygraphd.client.decisions.trust import TrustPolicy
 from pygraphd.client.dispatch.compiled_graph import CompiledGraph
@@ -65,7 +65,7 @@ class Runtime:
             self.report.count_failure(misread)
         trust = TrustPolicy(host, self.options.trust, self.options.refresh, self.options.max_age_s)
         self.decisions = DecisionService(self.cache, trust, self.report)
-        self.groups = Groups(self.report)
+        self.groups = Groups(self.report, captures=self.options.collectives)
         self.devices = Devices(self.options, self.locations.cache, self.report, self.groups)
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
         """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box."""
@@ -101,8 +101,11 @@ class Runtime:
             return SWITCHED_OFF
         if self.devices.recorder(facts.device_index) is None:
             return CANNOT_RECORD
+        is_of_ours = facts.is_backward and torch_private.is_ours(box)
+        if any(facts.collectives) and not self.options.collectives and not is_of_ours:
+            return COLLECTIVES_OFF
         # PyTorch's trees run its forward then, and have to run it, too.
-        is_theirs = facts.cudagraphs_asked and facts.is_backward and not torch_private.is_ours(box)
+        is_theirs = facts.cudagraphs_asked and facts.is_backward and not is_of_ours
         return FORWARD_NOT_OURS if is_theirs else None
 
     # --- pairs ---

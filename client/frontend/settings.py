@@ -4,6 +4,7 @@
 `PYGRAPH_READONLY=1`: the cache is read and never added to, and no daemon is started.
 `PYGRAPH_REFRESH=1`: the cache is ignored; all graphs are measured anew, and the results replace its entries.
 `PYGRAPH_RELOCATE=0`: all graphs are left to PyTorch, which runs them as without PyGraph.
+`PYGRAPH_COLLECTIVES=1`: graphs with NCCL collectives are recorded, by all ranks in the same call; by default they are left to PyTorch.
 `PYGRAPH_PLACEMENT=0`: CPU values in a graph stay on the CPU, and are computed between the captured partitions.
 `PYGRAPH_TRUST=all|verify|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
 `PYGRAPH_GRAPH_OPS=namespace,namespace::operator`: custom operators that may be captured, as they do nothing on the host.
@@ -38,6 +39,7 @@ READONLY = "PYGRAPH_READONLY"
 REFRESH = "PYGRAPH_REFRESH"
 RELOCATE = "PYGRAPH_RELOCATE"
 PLACEMENT = "PYGRAPH_PLACEMENT"
+COLLECTIVES = "PYGRAPH_COLLECTIVES"
 GRAPH_OPS = "PYGRAPH_GRAPH_OPS"
 RECHECK = "PYGRAPH_RECHECK_S"
 RECHECK_S = 600.0
@@ -64,6 +66,7 @@ class Options:
     refresh: bool = False
     relocate: bool = True
     placement: bool = True
+    collectives: bool = False
     graph_ops: frozenset[str] = frozenset()
     recheck_s: float = RECHECK_S
     max_age_s: float = MAX_AGE_S
@@ -89,6 +92,7 @@ def read(environ: Mapping[str, str]) -> Options:
         refresh=_switch(REFRESH, environ, misread),
         relocate=relocate,
         placement=placement and relocate,  # for the sake of graphs, and of nothing else
+        collectives=_switch(COLLECTIVES, environ, misread),
         graph_ops=_operators(environ, misread),
         recheck_s=_parsed(RECHECK, environ, misread, parse_duration, RECHECK_S),
         max_age_s=_parsed(MAX_AGE, environ, misread, parse_duration, MAX_AGE_S),

@@ -80,15 +80,16 @@ def test_the_helper_is_compiled_while_graphs_are_so_that_the_first_recording_has
     assert not any("helper" in failure for failure in outcome.summary["failures"])
 
 
-def test_nccl_registers_no_memory_in_captures_unless_the_user_says_so(run: Run) -> None:
+def test_nccl_registers_no_memory_in_captures_of_collectives_unless_the_user_says_so(run: Run) -> None:
     program = """
     import os
     import torch
     import torch._inductor.compile_fx
-    print(os.environ["NCCL_GRAPH_REGISTER"])
+    print(os.environ.get("NCCL_GRAPH_REGISTER"))
     """
-    assert run(program).output == "0\n"
-    assert run(program, NCCL_GRAPH_REGISTER="1").output == "1\n"
+    assert run(program).output == "None\n"
+    assert run(program, PYGRAPH_COLLECTIVES="1").output == "0\n"
+    assert run(program, PYGRAPH_COLLECTIVES="1", NCCL_GRAPH_REGISTER="1").output == "1\n"
 
 
 def test_the_mode_is_part_of_the_key_on_every_path(run: Run) -> None:

@@ -230,7 +230,7 @@ def test_warnings_that_are_errors(run: Run) -> None:
 def test_variables_that_are_empty(run: Run) -> None:
     names = (
         "PYGRAPH_SUMMARY", "PYGRAPHD_HOME", "PYGRAPH_DISABLE", "PYGRAPH_READONLY", "PYGRAPH_TRUST", "PYGRAPH_REFRESH",
-        "PYGRAPH_RELOCATE", "PYGRAPH_PLACEMENT", "PYGRAPH_SIZES", "PYGRAPH_SIZE_CALLS",
+        "PYGRAPH_RELOCATE", "PYGRAPH_PLACEMENT", "PYGRAPH_COLLECTIVES", "PYGRAPH_SIZES", "PYGRAPH_SIZE_CALLS",
         "PYGRAPH_RECHECK_S", "PYGRAPH_MEMORY", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "HOME", "USER", "CI", "PATH",
     )  # fmt: skip
     outcome = run(

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _IN_README = (
-    *("resnet50-inference", "bert-inference", "xlnet-inference", "t5-generation", "dlrm-inference"),
-    *("speech-transformer-inference", "resnet50-training", "bert-training", "xlnet-training", "mlp-training"),
+    *("resnet50-inference", "bert-inference", "t5-generation", "dlrm-inference"),
+    *("resnet50-training", "bert-training"),
 )
 _README_VARIANTS = {
     "pygraph-default": "PyGraph, default mode",

@@ -70,7 +70,11 @@ def readme_suites(folder: Path) -> str:
     ]
     if not found:
         return ""
-    head = ["suite", *(f"{code(other)}, {kind}" for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS), "noise"]
+    head = [
+        "suite",
+        *(f"{code(other)}, {kind}" for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS),
+        "noise",
+    ]
     told = (
         "Public suites as in PyTorch's dashboard: time of plain `torch.compile` over PyGraph's in default mode with an empty cache. "
         "Geometric mean over the models that both run, whose number is in brackets; above 1, PyGraph is faster. "

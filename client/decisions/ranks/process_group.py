@@ -28,6 +28,7 @@ PREFIX = "pygraph/2"
 """Prefix of our keys in the store. Its number changes whenever the meaning of a register does."""
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 """With 1, NCCL registers memory in captures. Other ranks then know its addresses, so that it cannot move, and all ranks have to capture at once."""
+COLLECTIVES_OFF = "it has collectives, and PYGRAPH_COLLECTIVES is not 1"
 MAX_LATE = 3
 """Attempts with late ranks after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
 POLL_S_OF_EACH = 2e-4
@@ -82,8 +83,15 @@ class Groups:
     """The agreement of the current process group. A new group gets a new one."""
 
     def __init__(
-        self, report: Report, wait_limit_s: float = WAIT_LIMIT_S, operation_s: float = OPERATION_S
+        self,
+        report: Report,
+        wait_limit_s: float = WAIT_LIMIT_S,
+        operation_s: float = OPERATION_S,
+        *,
+        captures: bool = True,
     ) -> None:
+        """Only if it `captures`, graphs with collectives may be recorded."""
+        self._captures = captures
         self._report = report
         self._wait_limit_s = wait_limit_s
         self._operation_s = operation_s
@@ -98,6 +106,8 @@ class Groups:
 
         Raises NotRelocatableError if they cannot be captured.
         """
+        if not self._captures:
+            raise NotRelocatableError(COLLECTIVES_OFF)
         others = [operator for operator, _ in sorted(collectives) if not operator.startswith(_CAPTURED)]
         if others:
             raise NotRelocatableError(f"it calls {others[0]}")

@@ -15,6 +15,7 @@ import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.decisions.ranks.process_group import COLLECTIVES_OFF
 from pygraphd.client.dispatch.compiled_graph import CAPTURED_BY_OTHERS
 from pygraphd.client.frontend import runtime as runtimes
 from pygraphd.client.frontend import settings
@@ -198,9 +199,30 @@ def test_where_nothing_can_be_recorded_inductor_does_what_it_does_without_us(
     assert not torch_private.is_ours(box)
 
 
-def planned(session: Runtime, *, backward: bool, box: object) -> Any:
+def planned(session: Runtime, *, backward: bool, box: object, compiled: Compiled | None = None) -> Any:
     kwargs = {"is_backward": backward, "cudagraphs": True, "boxed_forward_device_index": box}
-    return session.compiled_graph(Compiled(1), kwargs)
+    return session.compiled_graph(compiled or Compiled(1), kwargs)
+
+
+def test_collectives_are_left_to_pytorch_unless_they_are_asked_for(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduces = Compiled(1)
+    reduces.source_code = (
+        "def call(args):\n    torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')\n"
+    )
+    box = BoxedDeviceIndex(0)
+    aside = Runtime(session.locations)
+
+    assert planned(aside, backward=False, box=box, compiled=reduces) is None
+    assert planned(aside, backward=True, box=box) is None
+    assert aside.report.summary()["left_to_torch"] == {COLLECTIVES_OFF: 1, runtimes.FORWARD_NOT_OURS: 1}
+    other = BoxedDeviceIndex(0)
+    assert planned(aside, backward=False, box=other) is not None
+    assert planned(aside, backward=True, box=other, compiled=reduces) is not None
+
+    monkeypatch.setenv("PYGRAPH_COLLECTIVES", "1")
+    assert planned(Runtime(session.locations), backward=False, box=box, compiled=reduces) is not None
 
 
 def test_a_backward_whose_forward_may_have_run_in_trees_is_left_to_them(session: Runtime) -> None:

@@ -52,7 +52,7 @@ class Case:
     """One case on one rank: a session in a home of its own (or that of all), and the graphs named after the case."""
 
     def __init__(
-        self, name: str, home: str = "", times: Mapping[Deployment, float] = FAST, **limits: float
+        self, name: str, home: str = "", times: Mapping[Deployment, float] = FAST, **limits: Any
     ) -> None:
         Clock.times_us = dict(times)
         folder = FOLDER / (home or f"{name}{RANK}")

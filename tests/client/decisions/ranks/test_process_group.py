@@ -20,6 +20,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError, RanksError
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.ranks.process_group import (
+    COLLECTIVES_OFF,
     GRAPH_REGISTER,
     MAX_LATE,
     TOO_LATE,
@@ -196,6 +197,12 @@ def test_each_attempt_at_a_graph_has_a_vote_of_its_own(groups: Groups, nccl: dic
     ]
     assert torch_private.default_store().check(keys)
     groups.lockstep(frozenset({("_c10d_functional::all_gather_into_tensor_out", "0")}), GRAPH)
+
+
+def test_collectives_that_were_not_asked_for_are_refused_without_a_vote(nccl: dict[str, Any]) -> None:
+    with pytest.raises(NotRelocatableError, match=COLLECTIVES_OFF):
+        Groups(Report(), captures=False).lockstep(REDUCES, GRAPH)
+    assert not torch_private.default_store().check([f"pygraph/2/recorded/0/0/2/{GRAPH}/1/captured"])
 
 
 @pytest.mark.parametrize(
