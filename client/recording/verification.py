@@ -93,9 +93,10 @@ class Verification:
 
         `old` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
         `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
-        all) may be written. With `keeps_inputs` the callable can run on the inputs again. Unless `in_full` is None, only the values with an
-        index in it (outputs, then inputs) and small ones are kept; of others there is a digest, and the replay's memory is released. Raises what `copies_of` and `Replay.run` raise,
-        and `NotRelocatableError` if an input has changed that is only to be read; else inputs and generator are as they were.
+        all) may be written. With `keeps_inputs` the callable can run on the inputs again. Unless `in_full` is None, only small values and
+        those with an index in it (outputs, then inputs) are kept. Of the others there is a digest, and the replay's memory is released.
+        Raises what `copies_of` and `Replay.run` raise, and `NotRelocatableError` if an input has changed that is only to be read; else
+        inputs and generator are as they were.
 
         Inputs with `aliased` copies are not copied. As KERNELS on the inputs themselves do not compute the same as a replay on these,
         `launch` runs on them as well, and results are compared at once. Raises `NoMemoryError` if they differ: aliases may be to blame.

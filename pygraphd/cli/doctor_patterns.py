@@ -120,6 +120,10 @@ RULES = (
     _rule("no GPU", "", "", "see the checks of driver and torch", ReasonCode.NO_DEVICE),
     _rule("no helper", "", "", "see the check of the helper", ReasonCode.NO_HELPER),
     _rule(
+        "collectives", _TORCH, "^it has collectives",
+        "nothing; as an experiment, PYGRAPH_COLLECTIVES=1 on all ranks records them (docs/limits.md)",
+    ),
+    _rule(
         "left to PyTorch", _TORCH, "",
         "unset PYGRAPH_RELOCATE, enable PyGraph before the forward is compiled, and see the check of recording",
     ),

@@ -117,6 +117,7 @@ def ran(
         ("fallbacks", "out of memory in a replay", "memory"),
         ("fallbacks", "called while the user captures the stream", "disturbed captures"),
         ("left_to_torch", "PYGRAPH_RELOCATE=0", "left to PyTorch"),
+        ("left_to_torch", "it has collectives, and PYGRAPH_COLLECTIVES is not 1", "collectives"),
         ("failures", "daemon: no daemon", "the daemon"),
         ("failures", "anything", "other reasons"),
     ],

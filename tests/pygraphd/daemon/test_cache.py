@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import sqlite3
 import threading
@@ -27,7 +28,7 @@ from pygraphd.schema.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
 T = TypeVar("T")
@@ -314,17 +315,24 @@ def test_waiting_hits_are_bounded(
     assert _hits(tmp_path / "cache.db") == [(0,), (2,), (2,)]
 
 
+@contextlib.contextmanager
+def _busy_writer(cache: Cache) -> Iterator[None]:
+    """Have the only writer of a cache be at work, as in a long transaction."""
+    done = threading.Event()
+    cache._writing.submit(done.wait)
+    try:
+        yield
+    finally:
+        done.set()
+
+
 def test_a_miss_does_not_wait_for_the_writer_where_the_spool_is_empty(
     tmp_path: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
     async def use(cache: Cache) -> None:
         (tmp_path / "spool").mkdir()
-        done = threading.Event()
-        cache._writing.submit(done.wait)  # as a long transaction does
-        try:
+        with _busy_writer(cache):
             assert await _entries(cache, _lookup_of(make_request("a"))) == ()
-        finally:
-            done.set()
 
     _with_cache(tmp_path, use)
 
@@ -335,12 +343,8 @@ def test_a_miss_does_not_wait_for_all_of_a_spool(
     async def use(cache: Cache) -> None:
         (tmp_path / "spool").mkdir()
         (tmp_path / "spool" / "1.json").write_bytes(encode(make_request("a")))
-        done = threading.Event()
-        cache._writing.submit(done.wait)
-        try:
+        with _busy_writer(cache):
             assert await _entries(cache, _lookup_of(make_request("a"))) == ()
-        finally:
-            done.set()
         await cache.housekeep()
         assert len(await _entries(cache, _lookup_of(make_request("a")))) == 1
 
@@ -353,17 +357,15 @@ def test_a_miss_waits_for_a_record_that_came_after_the_spool_was_listed(
     async def use(cache: Cache) -> None:
         (tmp_path / "spool").mkdir()
         (tmp_path / "spool" / "1.json").write_bytes(encode(make_request("a")))
-        done = threading.Event()
-        cache._writing.submit(done.wait)
-        under_way = cache._ingestion()
-        await asyncio.sleep(0)  # it asks for the list now
-        await cache._run(cache._reading, lambda: None)  # and has it
-        (tmp_path / "spool" / "2.json").write_bytes(encode(make_request("b")))
-        lookup = asyncio.create_task(cache.lookup(_lookup_of(make_request("b"))))
-        for _ in range(3):  # until it has read the database, and waits for the spool
-            await cache._run(cache._reading, lambda: None)
-        assert not under_way.done()
-        done.set()
+        with _busy_writer(cache):
+            under_way = cache._ingestion()
+            await asyncio.sleep(0)  # it asks for the list now
+            await cache._run(cache._reading, lambda: None)  # and has it
+            (tmp_path / "spool" / "2.json").write_bytes(encode(make_request("b")))
+            lookup = asyncio.create_task(cache.lookup(_lookup_of(make_request("b"))))
+            for _ in range(3):  # until it has read the database, and waits for the spool
+                await cache._run(cache._reading, lambda: None)
+            assert not under_way.done()
         assert len(decode(LookupAnswer, await lookup).entries) == 1
 
     _with_cache(tmp_path, use)
