@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import Activity, activity_of_holder, hung_text, is_held
+from pygraphd.daemon.lock import Activity, activity_of_holder, holder, hung_text, is_held
 from pygraphd.errors import CommandError, NotRunningError, UsageError
 from pygraphd.schema.locations import environ_elsewhere
 from pygraphd.schema.ownership import open_regular
@@ -147,5 +147,10 @@ def _wait_for_answer(
         if waited_s >= START_S and not is_starting:
             # Ours waits for the lock as long as we have waited for it, and has not yet said who holds that.
             late = f"pygraphd did not answer within {START_S:g} s; see {locations.log}"
-            raise CommandError(hung_text(locations) if is_held(locations) else late)
+            why = hung_text(locations) if is_held(locations) else late
+            if holder(locations) not in {None, process.pid}:
+                # Or it would take the lock as soon as the other process gives it up, after we have said that it failed.
+                process.terminate()
+                process.wait()
+            raise CommandError(why)
         time.sleep(_POLL_S)

@@ -201,6 +201,7 @@ def test_a_start_beside_a_hung_daemon_fails_and_says_why(home: Home, patience: s
     )
     assert second.returncode == 1
     assert f"process {pid} holds the lock but does not answer" in second.stderr
+    assert home.daemons() == [pid]
 
 
 def test_a_live_socket_is_never_taken(home: Home) -> None:

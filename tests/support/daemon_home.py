@@ -118,11 +118,21 @@ class Home:
             assert time.monotonic() < deadline, "the condition did not come true"
             time.sleep(0.02)
 
+    def daemons(self) -> list[int]:
+        """Return the pids of all daemons of this home, also of those that do not listen."""
+        own = f"={self.environ['PYGRAPHD_HOME'] or self.path}\0".encode()
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                is_daemon = b"\0start\0" in (folder / "cmdline").read_bytes()
+                if is_daemon and own in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
     def close(self) -> None:
         """End what was started here, in whatever state it is."""
-        peer = control.listener(self.locations.socket)
-        if peer is not None and peer.pid > 0:
-            _kill(peer.pid)
+        for pid in self.daemons():
+            _kill(pid)
         for process in self.processes:
             _kill(process.pid)
             process.communicate(timeout=60)
