@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 DATABASE_VERSION = 8
 """`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads."""
-OLDEST_MIGRATED = 7
-"""The first version that a daemon migrates. 1 to 6 were of versions that were never released, and are set aside."""
+OLDEST_MIGRATED = 8
+"""The first version that a daemon migrates. 1 to 7 were of versions that were never released, and are set aside."""
 BUSY_TIMEOUT_S = 0.1
 
 SELECT_DECISIONS = """

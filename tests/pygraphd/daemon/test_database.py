@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -15,9 +13,7 @@ import sqlalchemy as sa
 from pygraphd.daemon import database as database_module
 from pygraphd.daemon.database_files import files_set_aside
 from pygraphd.daemon.store import Store
-from pygraphd.daemon.tables import COSTS
-from pygraphd.schema.messages import LookupRequest
-from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED, read_entries
+from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,36 +56,6 @@ def test_the_database_of_an_unreleased_version_is_set_aside(
     (old,) = files_set_aside(database)
     assert old.name.startswith(f"cache.db.old-v{version}-")
     assert _query(old, "SELECT count(*) FROM decision") == [(1,)]
-
-
-def test_the_database_of_version_7_is_migrated(
-    database: Path, make_request: Callable[..., RecordRequest]
-) -> None:
-    measured, guessed = make_request("measured"), make_request("guessed")
-    guessed = dataclasses.replace(
-        guessed, records=(dataclasses.replace(guessed.records[0], measurements=()),)
-    )
-    asked = LookupRequest(
-        measured.environment.digest(), tuple(each.records[0].graph.digest for each in (measured, guessed))
-    )
-    with Store(database) as store:
-        for request in (measured, guessed):
-            store.record(request, uid=0)
-    before = read_entries(database, asked)
-    with contextlib.closing(sqlite3.connect(database)) as connection:
-        for column in COSTS:
-            connection.execute(f"ALTER TABLE decision DROP COLUMN {column}")
-        connection.execute("UPDATE alembic_version SET version_num = '0001'")
-        connection.execute("PRAGMA user_version=7")
-        connection.commit()
-
-    with Store(database) as store:
-        assert store.problems() == []
-
-    assert read_entries(database, asked) == before
-    assert {each.cost_us is None for each in before} == {True, False}
-    assert _query(database, "PRAGMA user_version") == [(DATABASE_VERSION,)]
-    assert files_set_aside(database) == []
 
 
 def test_a_migration_that_fails_changes_nothing(database: Path, monkeypatch: pytest.MonkeyPatch) -> None:

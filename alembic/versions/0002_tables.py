@@ -1,6 +1,6 @@
 """The first tables: environment, graph, measurement, decision, statistic.
 
-Revision 0001. Databases are not downgraded.
+Revision 0002. Databases are not downgraded. Revision 0001 was never released, and this one makes its tables, too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0002"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -105,6 +105,9 @@ def _create_decision() -> None:
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("measured_at", sa.REAL(), nullable=True),
         sa.Column("recording_us", sa.REAL(), nullable=True),
+        sa.Column("cost_us", sa.REAL(), nullable=True),
+        sa.Column("host_us", sa.REAL(), nullable=True),
+        sa.Column("span_us", sa.REAL(), nullable=True),
         sa.PrimaryKeyConstraint("id"),
         sa.UniqueConstraint("environment", "graph", name="decision_key"),
         sa.ForeignKeyConstraint(["environment"], ["environment.id"]),
