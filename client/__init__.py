@@ -1,1 +1,1 @@
-"""The part of PyGraph that runs inside a training or serving process; see `hook` for where it begins."""
+"""The part of PyGraph that runs inside a training or serving process; `hook` has its entry points."""

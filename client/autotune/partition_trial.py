@@ -85,7 +85,7 @@ class PartitionTrial:
         self._seen_sizes: set[tuple[int, ...]] = set()
         self._changing = threading.Lock()
         self._in_measured_call = threading.Lock()
-        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        # A CUDA error of the user's work may surface in our calls, and must surface in the user's own.
         self._guarded = guarded(decisions.report, "measuring")
         decisions.open(pending, self)
 

@@ -50,7 +50,7 @@ class Validation:
         self._call = candidates.runnable(deployment)
         self._finish: Callable[[Candidates, bool], Runnable] | None = finish
         self._decisions = decisions
-        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        # A CUDA error of the user's work may surface in our calls, and must surface in the user's own.
         self._guarded = guarded(decisions.report, "checking")
         self._trial = Trial(candidates, self._guarded, only=deployment)
         self._has_differed = False

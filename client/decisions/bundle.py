@@ -1,4 +1,4 @@
-"""The decisions that a process passes on, and those that files bring: the folder of `PYGRAPH_BUNDLE`, and PyTorch's artifacts. Needs no torch."""
+"""Bundles: decisions that a process writes to, and reads from, the folder of `PYGRAPH_BUNDLE` and PyTorch's artifacts. Needs no torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Bundle:
                 yield self._inductor() / ARTIFACTS
 
     def add(self, environment: Environment, origin: Origin, record: Record) -> None:
-        """Note what this process has decided, unless that is provisional."""
+        """Note a decision of this process, unless it is provisional."""
         if record.decision.final:
             entry = Portable(environment, origin, record, time.time() if record.measurements else None)
             self._add(key := entry_id(*entry.key), entry)
@@ -88,7 +88,7 @@ class Bundle:
         return {f"{ARTIFACTS}/{bundle.file_name(key)}": bundle.content(each) for key, each in entries.items()}
 
     def write(self) -> None:
-        """Write to `PYGRAPH_BUNDLE` what this process has decided, and of what it uses the entries that have no file there."""
+        """Write to `PYGRAPH_BUNDLE` the decisions of this process, and the entries used that have no file there."""
         if self._shared is None or not self._entries:
             return
         with guarded(self._report, "bundle", in_full=True):

@@ -1,4 +1,4 @@
-"""Start the daemon from a process that needs it, without waiting for it or keeping it as a child.
+"""Starts the daemon from a process that needs it, without waiting for it or keeping it as a child.
 
 The command is `pygraphd start --foreground`. If several processes start one at once, the daemon's lock leaves one.
 """
@@ -60,7 +60,7 @@ def _is_held(lock: Path) -> bool:
     except OSError:
         return False
     try:
-        # Shared and given back at once, so that who looks keeps nobody else from looking; who wants to hold it tries again.
+        # A shared lock, given back at once, keeps no other process from checking; a daemon that wants the lock tries again.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

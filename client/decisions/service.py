@@ -1,7 +1,7 @@
-"""Access to the cache of decisions: lookups, records and leases.
+"""Access to the cache of decisions: sends lookups, records and leases to the daemon, or works on files. `decision_service` uses it.
 
-Asks the daemon. Without a daemon, reads its database, the spool and what the package ships, and leaves records in the spool. What
-none of them knows, a bundle may. Raises nothing, and each call takes a fraction of a second at most. Failures are counted in the
+Without a daemon, it reads the database, the spool and the shipped decisions, and leaves records in the spool. Graphs that are in
+none of these are looked up in the bundle. Raises nothing, and each call takes a fraction of a second at most. Failures are counted in the
 report. After two failures that took time, this process does not ask the daemon again.
 """
 
@@ -81,7 +81,7 @@ class Cache:
         return known
 
     def _hand_over(self, entries: Sequence[Portable]) -> None:
-        """Have the daemon import what a bundle brought, once, so that it serves and shows it."""
+        """Have the daemon import the entries that a bundle brought, once, so that it serves and shows them."""
         new = [each for each in entries if each.key not in self._handed_over]
         if len(self._handed_over) < MAX_ENTRIES:  # else they are handed over again, which changes nothing
             self._handed_over.update(each.key for each in new)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What all partitions of a compiled graph share."""
+    """The services, bounds and role that all partitions of a compiled graph share."""
 
     decisions: DecisionService
     bounds: Bounds
@@ -152,7 +152,7 @@ class Partition:
         )
 
     def _follow(self, candidates: Candidates) -> Runnable:
-        """Run KERNELS until the rank that leads has decided; a graph with collectives as GRAPH, or that rank's would wait for this one's KERNELS."""
+        """Run KERNELS until the leader has decided. With collectives, run GRAPH: the leader's GRAPH would wait for slower KERNELS here."""
 
         def deploy(decision: Decision) -> Runnable:
             decisions.followed(pending, decision)

@@ -105,7 +105,7 @@ class ShapeDispatcher:
         self._expected = 0  # recordings that the debt has `EXPECTED_S` for
         self._told_at_s, self._told_ms, self._told = clock(), report.recording_ms, report.counts["captured"]
         self._deciding = threading.Lock()
-        # A CUDA error of the user's may surface in any call of ours, and must surface in theirs.
+        # A CUDA error of the user's work may surface in our calls, and must surface in the user's own.
         self._guarded = guarded(report, "dynamic sizes", in_full=True)
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
@@ -129,7 +129,7 @@ class ShapeDispatcher:
                 integers = [index for index, value in enumerate(inputs) if type(value) is int]
                 if 0 < len(integers) <= MAX_SIZES:
                     self._guarded(self._begin)
-                else:  # no sizes are told from others
+                else:  # one decision holds for all sizes
                     integers, self._runs[()] = [], self._guarded(self._whole) or self._launch
                 self._integers = integers
             return self._integers

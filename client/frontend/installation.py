@@ -1,6 +1,6 @@
 """Installs PyGraph into Inductor, and takes it out: code that runs before, within and after each compilation.
 
-Whatever goes wrong in here is counted and left to PyTorch; no exception of ours may reach the user's program. The state of a process
+A failure in here is counted, and the graph is left to PyTorch; no exception of PyGraph's may reach the user's program. The state of a process
 is one `Runtime`, made when Inductor is first there.
 """
 
@@ -216,7 +216,7 @@ class Hook:
         if graph is not None:
             with self._guard("wrapping a partition"):
                 return graph.cudagraphify(runnable, kwargs)
-            return runnable  # the other partitions are ours, and PyTorch's trees have to see all of a graph or none
+            return runnable  # PyGraph runs the other partitions, and PyTorch's trees have to see all of a graph or none
         return original(runnable, **kwargs)
 
     def _runtime_here(self) -> Runtime | None:

@@ -109,7 +109,7 @@ def read(environ: Mapping[str, str]) -> Options:
 
 
 def is_disabled(environ: Mapping[str, str]) -> bool:
-    """Return whether PYGRAPH_DISABLE has any value but "off": whoever sets it wants PyGraph out of the process."""
+    """Return whether PYGRAPH_DISABLE keeps PyGraph out of the process: any value does that means neither "off" nor nothing."""
     return environ.get(DISABLE, "").strip().lower() not in _OFF
 
 

@@ -137,7 +137,7 @@ def _build(
 def _refuse_own_memory(driver: Driver, first: CapturedCall, facts: GraphFacts) -> None:
     """Raise NotRelocatableError if a graph works on memory that is neither an input nor allocated and given back within the call.
 
-    An operator that nobody vouches for may replace a workspace of its own between two calls, and the graph would go on to write there.
+    An operator that is not vouched for may replace its own workspace between two calls, and the graph would still write to the old one.
     """
     parameters = Parameters(driver, first.capture.graph, may_reduce=any(facts.collectives))
     spans = [*(span for _, span in input_groups(first.inputs)), *first.capture.allocations]

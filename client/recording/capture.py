@@ -137,7 +137,7 @@ class CudaRecorder:
         backing: int = 0,
         is_shifted: bool = False,
     ) -> Capture:
-        """Capture one call. Raises `TransientError` if nothing can be captured now, `DriverError`, and what the callable raises.
+        """Capture one call. Raises `TransientError` if nothing can be captured now, `DriverError`, and the callable's own errors.
 
         If it raises, nothing has run and nothing is left. A capture that `is_shifted` has its allocations at other addresses modulo
         4 GiB. Outputs with `reserves` lie in these. The backing allocation has `backing` bytes, if the device has them.

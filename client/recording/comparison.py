@@ -29,8 +29,8 @@ TOLERANCE = {
     torch.complex64: 1e-4,
     torch.complex32: 1e-2,
 }
-"""Accepted distance by dtype: kernels that add in another order differ by rounding. A graph with several dtypes has the largest of theirs,
-since a gradient in 32 bits of values in 16 bits differs by as much as these."""
+"""Accepted distance by dtype: kernels that add in another order differ by rounding. A graph with several dtypes has the largest of their
+tolerances, since a 32-bit gradient of 16-bit values differs by as much as 16-bit values do."""
 TF32_TOLERANCE = 1e-3
 """Accepted distance of 32-bit types where matrix products may be rounded to TF32."""
 FLOAT8_TOLERANCE = 0.25
@@ -41,7 +41,7 @@ MAX_NOISE = 0.1
 """Accepted distance of the callable from itself. Greater noise could hide any error."""
 NOISY_SHARE = 0.01
 """Share of the elements of an integer or boolean tensor (one at least) that may differ if the callable differs from itself in anything:
-indices of largest values and masks follow from such values."""
+masks and indices of largest values follow from values that differ."""
 
 SMALL_BYTES = 256 << 10
 AT_ONCE = Share(count=1, least=32 << 20, most=32 << 20)

@@ -1,4 +1,4 @@
-"""Computes digests of memory and of tensors on their device: numbers that tell whether any bit has changed, or any values have changed places."""
+"""Computes digests of memory and of tensors on their device, by which two values are found to differ in any bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLUMNS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What is kept of a tensor whose memory is released."""
+    """The form and the checksum of a tensor whose memory is released."""
 
     form: tuple[Any, ...] | None
     """See `comparison.form`."""

@@ -1,7 +1,7 @@
 """Tells false pointers from addresses by a second capture of the call: in other memory, an address has another value.
 
-A structure that is passed to a kernel has padding, which holds leftovers of the host's memory: half of an address, say. With a number in
-its lower half such a word reads as an address near a multiple of 4 GiB. Relocating it would corrupt the number.
+A structure that is passed to a kernel has padding, which holds leftovers of the host's memory. A 4-byte number beside 4 bytes of padding makes
+a word. If the padding holds the upper half of an old address, the word reads as an address, and relocating it would corrupt the number.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ def false_addresses(
 ) -> frozenset[int]:
     """Return the indices of those words that are no addresses, given the words of the second capture by index.
 
-    `spans` is all memory that the second capture worked on, sorted and disjoint; none of it was the first one's. `moved` is called only if
-    a word is an address in both captures and they differ by a multiple of 4 GiB: the upper half may then be a stale one.
-    Raises `FallbackError` if the word has moved just as far as the memory that it would point to: both captures fit an address, and a number.
+    `spans` is all memory of the second capture, sorted and disjoint; none of it was memory of the first one. `moved` is called only if a word
+    is an address in both captures, and the two differ by a multiple of 4 GiB: the upper half may then be stale. Raises `FallbackError` if the
+    word has moved as far as the memory that it would point to: then it may be an address or a number.
     """
     found = set()
     known: Sequence[MovedSpan] | None = None

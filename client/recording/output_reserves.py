@@ -3,9 +3,9 @@
 PyTorch's allocator gives the memory of dead temporaries to later allocations, outputs among them. Allocations that overlap in a capture
 have to lie together in each replay, and two outputs would share a storage. So where an output overlaps with anything, the call is
 captured again, with an *output reserve* for each storage. Inductor's code is given the reserve at the allocation that made the storage
-in the last capture. What a library has allocated is copied into its reserve by a node of the graph.
+in the last capture. An output that a library has allocated is copied into its reserve by a node of the graph.
 
-All memory of such a capture is cut from one *backing allocation*, which is made first and freed at once. The allocator joins free memory
+All memory of a capture with reserves is cut from one *backing allocation*, which is made first and freed at once. The allocator joins free memory
 only within one of its segments. Without a backing allocation, growing temporaries would each lie in another segment, and a replay needs
 memory for all of them at once.
 """
@@ -87,7 +87,7 @@ class OutputReserves:
         shifts: Sequence[int] = (),
         backing: int = 0,
     ) -> None:
-        """Allocate them from `backing` bytes if there are so many, after allocations of `shifts` bytes that only take up addresses."""
+        """Allocate them from a backing allocation of `backing` bytes (0: none), after allocations of `shifts` bytes that only take up addresses."""
         self._reserves, self._device = reserves, device
         self.before = len(shifts)
         """Allocations that precede those of the capture itself."""

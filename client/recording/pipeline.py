@@ -139,9 +139,9 @@ class Pipeline:
     ) -> Attempt | Refusal:
         """Record a call, and replay it on copies of its inputs. Raises nothing.
 
-        Large values but those with an index in `in_full` (outputs, then inputs; None: all) are compared by digests: see `Verification`.
-        If it `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
-        Only in `lockstep` with other ranks may it hold collectives; then it must not be doubted.
+        Large values are compared by digests, except those with an index in `in_full` (outputs, then inputs; None: all): see `Verification`.
+        If the call `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
+        A call with collectives needs the `lockstep` of all ranks, and must not be doubted.
         """
         try:
             with self._timed(), _no_garbage_collection():
@@ -326,7 +326,7 @@ class Pipeline:
             if _SAYS_INTERRUPTED in str(error):
                 raise FallbackError(INTERRUPTED) from error
             if not hasattr(self._threads, "has_launched"):
-                # What a library makes at its first call in a thread, such as a handle, it cannot make within a capture.
+                # At its first call in a thread a library may make a handle, which it cannot make within a capture.
                 raise FallbackError(NEW_THREAD) from error
             # The callable has run on inputs like these before: it raises because it is being captured.
             raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
@@ -431,7 +431,7 @@ def _why_not_bind(
 
 
 def _seen_by_nobody(saved: frozenset[int], outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
-    """Return the saved outputs whose storages nobody else comes to see.
+    """Return the saved outputs whose storages only the backward sees.
 
     Hooks may see all of them. A backward may compute a gradient in place in a saved output of the same size, and return it.
     """

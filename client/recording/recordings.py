@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 MAX_RECORDINGS = 8
-"""The least bound on recordings of one callable, whatever `PYGRAPH_SIZES` is. Beyond it the least recently used one is dropped."""
+"""The bound on recordings of one callable, unless `PYGRAPH_SIZES` is larger. Beyond it the least recently used recording is dropped."""
 CAPTURES_OF_EACH = 4
 """Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
 MAX_SIZES = 64
@@ -67,11 +67,11 @@ class Recordings:
     """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
     kernels: Runnable | None = None
-    """Runs a call as KERNELS, where that is not for the callable itself; see `CollectiveRecordings`."""
+    """Runs calls as KERNELS in place of the callable itself; None: the callable runs them. See `CollectiveRecordings`."""
     _needs_draws = False
     """Whether `_note_draw` is called after each replay."""
     _checks_capture = True
-    """Whether each call checks if the user is capturing the current stream. Within such a capture it runs as KERNELS."""
+    """Whether each call checks if the user is capturing the current stream, and then runs as KERNELS."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class Recordings:
         return self._replay(slot, replay.by_steps, inputs)
 
     def replay_failed(self, inputs: list[Any], error: BaseException) -> Any:
-        """Run a call whose replay raised `error` before its launch, as KERNELS. Raises what is no `Exception`, as an interrupt."""
+        """Run a call whose replay raised `error` before its launch, as KERNELS. Raises an `error` that is no `Exception`, as an interrupt."""
         raised = [error]
         del error  # or its traceback, which holds this frame, would be garbage that only a collection frees
 
@@ -347,7 +347,7 @@ class Recordings:
             self._trim()
 
     def _trim(self) -> None:
-        # An error of CUDA's is the user's to meet, in a call of theirs.
+        # A CUDA error of the user's work must surface in the user's own call.
         with guarded(self._report, "giving memory back"), self._report.recording():
             self._recorder.trim()
 

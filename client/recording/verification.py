@@ -1,7 +1,7 @@
 """Verifies on a real call that a recording computes what the compiled callable does, before it serves a call.
 
-The recording runs first, on poisoned memory and on copies of the inputs: of all that it may write, and of small ones. Large inputs that
-it only reads are read where they are, and checksums show that they have not changed. Then the callable runs as KERNELS on the inputs
+The recording runs first, on poisoned memory and on copies of the small inputs and of all inputs that it may write. Large inputs that
+it only reads are read in place, and checksums show that they have not changed. Then the callable runs as KERNELS on the inputs
 themselves, with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets the outputs of KERNELS.
 """
 
@@ -95,11 +95,11 @@ class Verification:
         `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
         all) may be written. With `keeps_inputs` the callable can run on the inputs again. Unless `in_full` is None, only small values and
         those with an index in it (outputs, then inputs) are kept. Of the others there is a digest, and the replay's memory is released.
-        Raises what `copies_of` and `Replay.run` raise, and `NotRelocatableError` if an input has changed that is only to be read; else
-        inputs and generator are as they were.
+        Raises the errors of `copies_of` and `Replay.run`, and `NotRelocatableError` if the replay has changed an input that it should
+        only read; else inputs and generator are as they were.
 
-        Inputs with `aliased` copies are not copied. As KERNELS on the inputs themselves do not compute the same as a replay on these,
-        `launch` runs on them as well, and results are compared at once. Raises `NoMemoryError` if they differ: aliases may be to blame.
+        Inputs with `aliased` copies are not copied. A replay on aliased copies computes other values than KERNELS on the inputs. So `launch`
+        runs on aliased copies as well, and results are compared at once. Raises `NoMemoryError` if they differ, maybe because of the aliases.
         """
         self._inputs = list(inputs)
         self._replay: Replay | None = replay
@@ -257,7 +257,7 @@ class Verification:
         }
 
     def _misplaced(self, outputs: Sequence[Any]) -> Disagreement | None:
-        # Such an output must be a constant, or each call would overwrite that of the one before.
+        # An output outside of this memory must be a constant, or each call would overwrite the output of the call before.
         for index, address in self._outside.items():
             if address != outputs[index].data_ptr():
                 return Disagreement(f"output {index} lies in memory that relocation does not know")

@@ -1,8 +1,8 @@
 """The executables of one recording, and the rules by which the helper's table (`exec_table.h`) finds one for the addresses of a call.
 
 A call needs no write if an executable is bound to its addresses. Other addresses are written to the first executable, at 0.5 to 0.7 us
-of host time a node. Addresses that come again get an executable of their own if that saves enough. So sets that alternate, like the
-weights of layers that share a graph, are soon written no more. An executable costs some hundred us once, and about 3 KB of GPU memory a node.
+of host time a node. A set of addresses that comes again gets an executable of its own if that saves enough. So alternating sets, like the
+weights of layers that share a graph, soon need no more writes. An executable costs some hundred us once, and about 3 KB of GPU memory a node.
 
 With more sets in rotation than executables, replacing the least recently used one would evict each set just before it comes again. So
 only an executable that was not used for long is bound to other addresses; else the first one is.
@@ -31,9 +31,9 @@ MAX_EXECUTABLES = 64
 MAX_NODES = 1_024
 """Maximum number of nodes in all executables of a graph that has more than `FEW_EXECUTABLES`."""
 WORTH = 4
-"""Number of nodes to write from which on another executable of any graph is made: writing them takes about as long as a launch."""
+"""The number of nodes to write from which on a graph of any size gets another executable: writing them takes about as long as a launch."""
 NODES_A_WRITE = 64
-"""Fewer are enough for a small graph, whose executables cost little: one node for each of so many that the graph has."""
+"""A graph of fewer nodes gets another executable from one node to write on; each further 64 nodes add one, up to `WORTH`."""
 IDLE_CALLS = 256
 """Number of calls without use after which an executable may be bound to other addresses."""
 

@@ -1,4 +1,4 @@
-"""The segments of a recording: inputs, and memory that the call allocates."""
+"""The segments of a recording: inputs, and memory that the call allocates, with the words and nodes that hold their addresses."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class RngCursor(Protocol):
 
 
 class Generators:
-    """Several generators as one, whose offset is the tuple of theirs."""
+    """Several generators as one. Its offset is the tuple of their offsets."""
 
     def __init__(self, each: Sequence[torch.Generator]) -> None:
         self._each = tuple(each)
@@ -101,9 +101,10 @@ class GeneratorCursor:
         affinity: StreamAffinity,
         further: Sequence[torch.Generator] = (),
     ) -> None:
-        """Take over `graph`; `synchronize` waits for what is queued on the current stream.
+        """Take over `graph`; `synchronize` waits for the work that is queued on the current stream.
 
-        `further` generators are drawn from beside `generator`, the device's own. `affinity` is of all graphs that may read the same state: in torch 2.11 those of a generator, later ones have one for each capture.
+        `further` generators are drawn from beside `generator`, the device's own. `affinity` is shared by all graphs that may read the
+        same state: in torch 2.11 all graphs of a generator, in later versions those of one capture.
         """
         self.affinity = affinity
         self._graph = graph

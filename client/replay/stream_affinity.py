@@ -1,6 +1,6 @@
 """Keeps launches that read memory at a fixed address on one stream at a time.
 
-Such memory is written before each launch, and a write must not overtake a launch that still reads. On one stream it cannot; between
+This memory is written before each launch, and a write must not overtake a launch that still reads. On one stream it cannot; between
 streams there is no order.
 """
 
@@ -42,7 +42,7 @@ class StreamAffinity:
         return True
 
     def expect(self, stream: int) -> None:
-        """Raise `FallbackError` if `enter` would, so that nothing is prepared for such a launch. Takes no lock, so `enter` may still raise later."""
+        """Raise `FallbackError` if `enter` would, so that nothing is prepared in vain. Takes no lock, so `enter` may still raise later."""
         if self._stream not in (None, stream) and not self._may_leave():
             raise FallbackError(OTHER_STREAM)
 
@@ -58,7 +58,7 @@ class StreamAffinity:
         self._stream = None
 
     def _may_leave(self) -> bool:
-        # What CUDA says of a call of the user's must surface in theirs.
+        # A CUDA error of the user's work must surface in the user's own call.
         with contextlib.suppress(Exception), self._driver.relaxed():
             return self._has_ended()
         return False

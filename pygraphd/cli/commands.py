@@ -141,7 +141,7 @@ def stats(
     zero: Annotated[bool, typer.Option("--zero", help="Begin to count anew.")] = False,
     json: _AsJson = False,
 ) -> None:
-    """Show hits, misses by reason and the time saved, since the daemon's start and since ever."""
+    """Show hits, misses by reason and the time saved, since the daemon's start and in all."""
     from pygraphd.cli import render
     from pygraphd.cli.stats import collect, statistics_text
 

@@ -27,7 +27,7 @@ _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs",
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding: what was looked at, what was found, and what to do; `remedy` is empty if it is fine."""
+    """The result of one check: its subject, its finding, and the remedy; that is empty if nothing is wrong."""
 
     name: str
     found: str

@@ -1,4 +1,4 @@
-"""What in a program keeps kernels out of CUDA graphs, found in its summary, with a remedy for each.
+"""The patterns that keep a program's kernels out of CUDA graphs, found in its summary, with a remedy for each.
 
 Each reason of the summary belongs to the first rule that fits. The remedies are those of `docs/limits.md`, and of NVIDIA's guide to CUDA
 graphs in PyTorch where it has the pattern.
@@ -30,7 +30,7 @@ _BREAKS, _BETWEEN, _LEFT, _TORCH, _CALLS, _FAILED = (
 )
 _DECIDED = "decisions"
 _BRANCH = "generic_jump TensorVariable()"
-"""What Dynamo says of an `if` or `while` on a tensor."""
+"""Dynamo's reason for a graph break at an `if` or `while` on a tensor."""
 _NOT_BACK = "had not come back"
 _CALLS_BEFORE = 2
 """Calls of each size before it is decided by itself, by default: a program whose sizes come back has these, too."""
@@ -38,7 +38,7 @@ _CALLS_BEFORE = 2
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A pattern: the kinds of reasons it is looked for in, what a reason says or its code, and the remedy."""
+    """A pattern, with its remedy. It matches reasons of some `kinds` whose text matches `said`, and reasons with one of `codes`."""
 
     name: str
     kinds: frozenset[str]
@@ -136,7 +136,7 @@ RULES = (
 
 
 def findings(summary: Summary) -> list[Finding]:
-    """Return the patterns that a summary shows, in the order of `RULES`, without what is expected."""
+    """Return the patterns that a summary shows, in the order of `RULES`, without the rule for expected reasons."""
     seen: dict[str, Counter[str]] = {rule.name: Counter() for rule in RULES}
     for kind, text, code, times in _reasons(summary):
         rule = next((rule for rule in RULES if rule.fits(kind, text, code)), RULES[-1])

@@ -1,4 +1,4 @@
-"""What `pygraphd doctor` runs in a Python of its own, as commands import neither torch nor the hook, and a driver may hang.
+"""The stages of `pygraphd doctor` that need torch. They run in a Python of their own: commands do not import torch, and a driver may hang.
 
 Each stage prints one line of JSON, so that a time limit tells the stage that hung.
 """

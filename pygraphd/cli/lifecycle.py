@@ -41,7 +41,7 @@ def start(
 ) -> tuple[Ping, bool]:
     """Return the running daemon and whether it had to be started; `flags` and environment `variables` go to it. Raises CommandError.
 
-    `say` is told once if that takes long because the database is being checked.
+    `say` is called once, if that takes long because the database is being checked.
     """
     if running := control.ping(locations.socket):
         return running, False

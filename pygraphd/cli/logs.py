@@ -1,4 +1,4 @@
-"""`pygraphd logs`: the last lines of the daemon's log, and what is added to it. Reads files only."""
+"""`pygraphd logs`: the last lines of the daemon's log, and each line that is added. Reads files only."""
 
 from __future__ import annotations
 
@@ -100,5 +100,5 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _printable(line: bytes) -> str:
-    """Return a line without what a terminal would interpret: programs and files of others have a say in it."""
+    """Return a line without characters that a terminal would interpret: it may quote programs and files of other users."""
     return printable(line.rstrip(b"\r\n").decode(errors="replace"), keep="\t")

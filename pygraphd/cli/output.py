@@ -57,11 +57,11 @@ class StandardOutput:
         return self._stream is None
 
     def flush(self) -> None:
-        """See that all is written; raises CommandError where it cannot be."""
+        """Write all buffered text; raises CommandError where it cannot be written."""
         self.end()
 
     def end(self) -> None:
-        """Write the rest, if anybody is to have it. A failure before, which somebody may have caught, is raised again."""
+        """Write the rest, unless its reader is gone. An earlier failure is raised again, as its first exception may have been caught."""
         if self._failure is not None:
             raise self._failure
         try:

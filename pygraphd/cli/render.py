@@ -172,7 +172,7 @@ def _entries(status: Status) -> str:
 
 
 def _process(process: Process) -> str:
-    """Return a process in one line: program, what it measures and waits for, and when it last asked."""
+    """Return a process in one line: program, graphs that it measures and waits for, and the time of its last request."""
     who = f"{process.pid} {process.program}" if process.pid else "in other pid namespaces"
     doing = [
         f"{what} {plural(count, 'graph', 'graphs')} ({_digits(graphs, count)})"

@@ -1,4 +1,4 @@
-"""The figures of `pygraphd report`: how much of a step runs in graphs, what that saves, and what it took to find out.
+"""The figures of `pygraphd report`: the share of a step in CUDA graphs, the time saved in a step, and the host time spent once.
 
 A summary does not know the program's steps. A step is taken to be one call of each compiled graph; of a graph that is decided by size, the
 mean over its sizes. The time of a call is the longer of its host time and its span on the GPU.
@@ -36,7 +36,7 @@ _OF_TORCH = re.compile(r"/(?:site|dist)-packages/|/torch/")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One compiled graph, or one of its sizes, as it ran; `times` equal ones. What is not known is None or empty.
+    """One compiled graph, or one of its sizes, as it ran; `times` equal ones. An unknown value is None or empty.
 
     `call_us` has the time of a call in each deployment measured, and `calls` the calls in a step.
     """

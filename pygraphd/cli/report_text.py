@@ -1,4 +1,4 @@
-"""The text of `pygraphd report`: three lines for all, then a table of the graphs, and below it where each comes from and why it runs so."""
+"""The text of `pygraphd report`: three lines for all, then a table of the graphs, and below it the source lines and the reason of each."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _lines(number: int, row: Row) -> Iterator[str]:
 
 
 def remarks(report: Report) -> list[str]:
-    """Return the definitions of the figures, and what they leave out."""
+    """Return the definitions and limits of the figures."""
     said = []
     if report.rows:
         said.append(

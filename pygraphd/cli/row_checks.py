@@ -1,4 +1,4 @@
-"""Checks of rows before they are shown. Whoever can write to a database file can put anything into it."""
+"""Checks of rows before they are shown. Anybody who can write to a database file can put anything into it."""
 
 from __future__ import annotations
 

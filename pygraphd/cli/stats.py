@@ -1,4 +1,4 @@
-"""`pygraphd stats`: what the daemon was asked and answered, since its start and since ever. Starts nothing."""
+"""`pygraphd stats`: counts of the daemon's requests and answers, since its start and in all. Starts nothing."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK,
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a process noted of one graph; None or empty: it noted nothing.
+    """The facts that a process noted of one graph; None or empty: it noted nothing.
 
     `whole` is the digest of the graph without sizes, for a graph at dynamic sizes. `module` is the path of the innermost module that has
     all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording, and `memory_bytes`

@@ -1,6 +1,6 @@
 """Answers to lookups, written as JSON straight from the rows of the database.
 
-To make an `Entry` of each row and to encode that takes longer than to read it. What is written is what `encode` writes of a
+To make an `Entry` of each row and to encode that takes longer than to read it. The text equals that of `encode` for a
 `LookupAnswer`; a row of which no valid `Entry` can be made is left out.
 """
 

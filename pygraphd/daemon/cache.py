@@ -337,7 +337,7 @@ class Cache:
         self._written += saved
 
     async def write_statistics(self) -> None:
-        """Add what was counted to the statistics since ever; raises StoreError, and then keeps it."""
+        """Add the counts of this process to the stored statistics; raises StoreError, and then keeps them."""
         counted = self.counters - self._written
         if counted == Counters():
             return
@@ -349,7 +349,7 @@ class Cache:
             raise
 
     async def statistics(self) -> Stored | None:
-        """Return the statistics since ever, None if they cannot be read."""
+        """Return the stored statistics, None if they cannot be read."""
         pending = self.counters - self._written
         try:
             stored = await self._run(self._writing, self._store.statistics)
@@ -361,7 +361,7 @@ class Cache:
         return stored
 
     async def zero_statistics(self) -> None:
-        """Begin the statistics anew: since start, and since ever. Raises StoreError."""
+        """Begin the statistics anew: since the start, and in all. Raises StoreError."""
         await self._run(self._writing, self._store.zero_statistics)
         self.counters.clear()
         self._written.clear()

@@ -1,6 +1,6 @@
-"""The connections of the daemon's socket: their requests one after the other, their number, their idle time, and the end of one half.
+"""The connections of the daemon's socket: their requests in order, limits on their number and idle time, and half-closed ones.
 
-A connection costs a descriptor, and whoever may connect could take all of them. Each user has a limit; at the limit a new
+A connection costs a descriptor, and a user who may connect could take all of them. Each user has a limit; at the limit a new
 connection ends the one that has been idle longest.
 """
 

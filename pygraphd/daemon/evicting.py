@@ -1,4 +1,4 @@
-"""Limits of the cache: which entries are deleted since they were unused for longest, and when the file is packed."""
+"""Eviction: chooses the entries that are deleted to keep the limits of size and age, and the time at which the file is packed."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ class Eviction:
         *,
         is_quiet: bool,
     ) -> int:
-        """Delete what is over the limits; return how many entries that were. Raises what `prune` and `pack` raise.
+        """Delete entries beyond the limits; return their number. Raises what `prune` and `pack` raise.
 
-        `pack` rewrites the file, for which records would have to wait, so it is called when `is_quiet`, or when the file has grown far
-        beyond the limit in a time that never was; it returns whether it could.
+        `pack` rewrites the file while records wait, and returns whether it could. It is called when `is_quiet`, or when the file has
+        grown by a quarter beyond the limit without a quiet time.
         """
         if self._must_pack:
             await self._pack(pack, is_quiet or await self._is_too_large(_MUCH_TOO_LARGE))

@@ -52,7 +52,7 @@ class DaemonLock:
         self._lock.release()
 
     def say(self, activity: Activity) -> None:
-        """Tell other processes what this one does."""
+        """Write for other processes what this one does."""
         _name_holder(self._locations, activity)
 
     def __enter__(self) -> DaemonLock:

@@ -40,7 +40,7 @@ _REQUESTS = ("invalid", "refused", "failed")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the daemon says of itself. `started`: seconds since the epoch; `entries`, `size`: None if they cannot be read."""
+    """The state of the daemon that metrics show. `started`: seconds since the epoch; `entries`, `size`: None if they cannot be read."""
 
     version: str
     started: float

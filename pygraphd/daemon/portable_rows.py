@@ -1,4 +1,4 @@
-"""Rows of entries to what goes outside: to an exported file, or to a team."""
+"""Converts rows of entries to records for other daemons: those of an exported file, or of a team."""
 
 from __future__ import annotations
 

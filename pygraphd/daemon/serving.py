@@ -1,4 +1,4 @@
-"""The daemon's life once it is the daemon: bind, serve, keep house, and leave nothing behind."""
+"""The daemon's life after it has taken the lock: bind, serve, keep house, and remove its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics: what the daemon was asked and answered, since its start and, in the table `statistic`, since ever.
+"""Statistics: counts of the daemon's requests and answers, since its start and, in the table `statistic`, in all.
 
 Statements are for one open transaction. Nothing here needs the daemon's lock but `add` and `zero`.
 """
@@ -94,7 +94,7 @@ _KINDS = {name: type(value) for name, value in dataclasses.asdict(Counters()).it
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The counts since ever, which began at `since` (seconds since the epoch)."""
+    """The counts in all, which began at `since` (seconds since the epoch)."""
 
     since: float
     counters: Counters
@@ -142,7 +142,7 @@ def _valid_us(value: float | None) -> float:
 
 
 def add(connection: sa.Connection, counted: Counters, now: float) -> None:
-    """Add to the counts since ever; counting begins `now` if there are none."""
+    """Add to the counts in all; counting begins `now` if there are none."""
     connection.execute(insert(tables.Statistic).on_conflict_do_nothing(), {"name": SINCE, "value": now})
     rows = [{"name": name, "value": value} for name, value in dataclasses.asdict(counted).items() if value]
     if rows:
@@ -150,7 +150,7 @@ def add(connection: sa.Connection, counted: Counters, now: float) -> None:
 
 
 def read(connection: sa.Connection) -> Stored | None:
-    """Return the counts since ever, None if nothing was counted; names of other versions are left out."""
+    """Return the counts in all, None if nothing was counted; names of other versions are left out."""
     rows = connection.execute(sa.select(tables.Statistic.name, tables.Statistic.value))
     values: dict[str, float] = {row.name: row.value for row in rows if _is_count(row.value)}
     if SINCE not in values:

@@ -111,12 +111,12 @@ class Store:
         return self._write(action)
 
     def add_statistics(self, counted: Counters) -> None:
-        """Add to the statistics since ever. Raises StoreError."""
+        """Add to the stored statistics. Raises StoreError."""
         now = time.time()
         self._write(lambda connection: statistics.add(connection, counted, now))
 
     def statistics(self) -> Stored | None:
-        """Return the statistics since ever, None if there are none. Raises StoreError."""
+        """Return the stored statistics, None if there are none. Raises StoreError."""
         return self._write(statistics.read)
 
     def zero_statistics(self) -> None:

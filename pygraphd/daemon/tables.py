@@ -141,7 +141,7 @@ class Decision(Base):
 
 
 class Statistic(Base):
-    """One count since ever, or the time since when: `pygraphd.daemon.statistics`."""
+    """One count in all, or the time since when counts are kept: `pygraphd.daemon.statistics`."""
 
     __tablename__ = "statistic"
     __table_args__ = _STRICT

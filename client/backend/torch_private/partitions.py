@@ -145,7 +145,7 @@ def _wrapped_elsewhere(partition: Runnable, metadata: object) -> Runnable:
 
 
 def somebody_wraps_partitions() -> bool:
-    """Return whether a wrapper of partitions is set, be it the user's or PyGraph's."""
+    """Return whether a wrapper of partitions is set, by the user or by PyGraph."""
     utils: Any = importlib.import_module("torch._inductor.utils")
     return utils._unstable_customized_partition_wrapper.wrapper is not None
 

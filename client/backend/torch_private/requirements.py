@@ -1,7 +1,7 @@
 """Lists the names that PyGraph needs of torch, part by part, and says which of them the installed torch lacks.
 
-Each part asks once, before it installs anything: a torch that lacks a name leaves that part off, with a reason. Whoever ports PyGraph
-to another torch begins here.
+Each part asks once, before it installs anything: a torch that lacks a name leaves that part off, with a reason. A port of PyGraph to
+another torch begins here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Has the ranks of a process group record a graph with collectives in the same call, or not at all. Needs no torch.
 
-The replay of a verification runs the collectives of its graph once more. On one rank alone it would wait for the others, or be taken for
-a later collective of theirs. And a recording may send wrong values to other ranks while its own results are right. Two atomic commits keep
+The replay of a verification runs the collectives of its graph once more. On one rank alone it would wait for the others, or be matched
+with a later collective of other ranks. A recording may also send wrong values to other ranks while its own results are right. Two atomic commits keep
 the ranks together: before the first replay, and before any rank serves calls by its recording. At any later call a rank may run KERNELS
 alone, since launched and replayed collectives match.
 """

@@ -1,7 +1,7 @@
 """Write-once registers in the store of a process group: the decision for a graph, and the rank that leads.
 
-The first write holds for all ranks. A collective would not do: ranks compile in different orders, and a collective of ours could meet
-one of the user's. Needs no torch.
+The first write holds for all ranks. A collective would not do: ranks compile in different orders, and a collective of PyGraph's
+could be matched with one of the user's. Needs no torch.
 """
 
 from __future__ import annotations

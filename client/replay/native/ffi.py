@@ -146,12 +146,12 @@ class TensorOps:
 
 
 COMPILING_S = 120.0
-"""Seconds after which the compiler is given up: it takes 0.4 s on one core, and somebody may have ended it."""
+"""Seconds after which the compiler is given up: it takes 0.4 s on one core, and may have been killed."""
 NOT_ASKED_FOR = "nobody has asked for it"
 
 
 class Helper:
-    """The compiled helper of a process: not asked for, being compiled, loaded, or not to be had."""
+    """The compiled helper of a process: not asked for, being compiled, loaded, or unavailable."""
 
     def __init__(self) -> None:
         self.forget()

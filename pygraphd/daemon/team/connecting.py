@@ -1,6 +1,6 @@
-"""The connection to a team's PostgreSQL database, with a limit on each call, and its errors sorted by what follows from them.
+"""The connection to a team's PostgreSQL database, with a limit on each call, and its errors sorted by their consequence.
 
-psycopg waits for an answer without end, and a server's own limits do not bind what lies between. So a timer shuts the socket down.
+psycopg waits for an answer without end, and a server's own limits do not cover the network. So a timer shuts the socket down.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Fault(enum.Enum):
     SLOW = enum.auto()
     """It did not answer in time: try again later."""
     RIGHTS = enum.auto()
-    """The role may not do this, or nobody may, as on a standby."""
+    """The role may not do this, or no role may, as on a standby."""
     SCHEMA = enum.auto()
     """A table, or a column of one, is not there."""
     VERSION = enum.auto()

@@ -1,7 +1,7 @@
-"""Select what the team knows of some graphs, and check it as a file to be imported is checked.
+"""Reads the team's records of some graphs, and checks them like a file that is imported.
 
-Anybody who may publish may have written a row. So its text is cut off by the server at the length that could be valid, few rows of a graph
-are read, and one that is not valid hides none of another publisher's.
+Anybody who may publish may have written a row. So the server cuts text off beyond the longest valid length, and few rows of a graph are read.
+A row that is not valid hides none of another publisher's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was measured here before the daemon had a team, for its queue: the newest entries, once."""
+"""Selects the newest entries from before the daemon had a team, to be queued for the team once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def measured_here(database: Path, until: float, most: int = MOST) -> Iterator[list[Publication]]:
-    """Yield what is to be published of a cache, oldest first, some entries at a time.
+    """Yield the publications of a cache's entries, oldest first, some at a time.
 
     These are the `most` newest final decisions of this policy that rest on measurements, up to `until` (seconds since the epoch), of this host.
     Raises `sqlalchemy.exc.DBAPIError` or sqlite3.Error.

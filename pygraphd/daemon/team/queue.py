@@ -41,7 +41,7 @@ class Publication:
 
 
 def publications(request: RecordRequest, uid: int, now: float) -> list[Publication]:
-    """Return what is published of a request: final decisions that rest on a measurement of the chosen deployment.
+    """Return the publications of a request: final decisions that rest on a measurement of the chosen deployment.
 
     Others would keep a team from trying what failed on one host, for want of memory or of a compiler.
     """

@@ -1,4 +1,4 @@
-"""What the daemon says of its team: for `pygraphd status`, statistics and metrics."""
+"""The state of the exchange with a team, for `pygraphd status`, statistics and metrics."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The team tier as the daemon uses it: what programs miss goes in, what they record goes in, and none of them waits.
+"""The team tier's interface for the daemon: takes missing graphs and new records, and never makes a program wait.
 
-Without a URL all of it does nothing.
+Without a URL it does nothing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Team:
                 self._worker.start()
 
     def close(self) -> None:
-        """Exchange with none, for good; what is queued stays in its file."""
+        """Exchange with none, for good; queued records stay in their file."""
         with self._lock:
             worker, self._worker = self._worker, None
             queue, self._queue = self._queue, None
@@ -92,7 +92,7 @@ class Team:
         )
 
     def queue(self, request: RecordRequest, uid: int) -> None:
-        """Queue what is to be published of a request, before it is stored. Raises nothing."""
+        """Queue the publications of a request, before it is stored. Raises nothing."""
         worker, queue = self._worker, self._queue
         if worker is not None and queue is not None:
             queue.put(publications(request, uid, time.time()))

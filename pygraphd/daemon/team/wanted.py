@@ -1,4 +1,4 @@
-"""The graphs that programs looked up in vain, and that the team is asked for. In memory, and bounded."""
+"""The graphs that programs have missed, and for which the team is asked. In memory, and bounded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The thread that talks to a team's database: asks for what programs miss, and publishes what they have measured.
+"""The thread that talks to a team's database: asks for graphs that programs miss, and publishes their measurements.
 
-Nobody waits for it. A failure is logged once and tried again after a pause; what was to be published stays in the queue.
+No request waits for it. A failure is logged once, and the call is tried again after a pause; records stay in the queue meanwhile.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _log = logging.getLogger(__name__)
 class Worker:
     """One thread for one database, between `start` and `close`.
 
-    `deliver` stores what the team knew, and `count` adds to the daemon's statistics. `older` yields what was recorded up to a time: that at which a team was first set.
-    All are called on the thread.
+    `deliver` stores the team's records, and `count` adds to the daemon's statistics. `older` yields the
+    publications from before a team was first set. All are called on the thread.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Worker:
         )
 
     def step(self) -> float | None:
-        """Do what is due; return the seconds until more may be due, None: not before it is woken."""
+        """Do all work that is due; return the seconds until more may be due, None: not before it is woken."""
         if (pause_s := self._pauses.wait_s) > 0:
             return pause_s
         was_open = self._database is not None and self._database.is_open
@@ -300,7 +300,7 @@ class Worker:
 
 
 def _found(database: Database, batch: Batch) -> Fetched:
-    """Return what the team knows of a batch's graphs. One that the server cannot read keeps none of the others back."""
+    """Return the team's records of a batch's graphs. One that the server cannot read keeps none of the others back."""
     try:
         with database.transaction() as connection:
             return fetching.fetch(connection, batch)
