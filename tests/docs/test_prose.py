@@ -26,6 +26,7 @@ _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s+|^#+ .*$|^    .*$|\|", re.MULTILINE)
 _COMMIT = re.compile(r"(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])\b[0-9a-f]{7,40}\b")
 _FILE = re.compile(r"`([\w./]+\.(?:py|c|h|md|svg))(?:: (\w+))?`")
+_NAME_IN_FILE = re.compile(r"`(\w+)`(?: \([^)]*\))? in\s+`([\w./]+\.(?:py|c|h))`")
 _PLACEHOLDERS = ("000", "torch/")
 """Beginnings of names that stand for files elsewhere."""
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)\)")
@@ -43,10 +44,10 @@ def commit_ids(markdown: str) -> list[str]:
 
 
 def missing_files(markdown: str, folder: Path) -> list[str]:
-    """Return the files that a page in `folder` names or links to and that are nowhere, or lack what `file: name` names in them."""
-    named = [
-        pair for pair in _FILE.findall(_FENCE.sub("", markdown)) if not pair[0].startswith(_PLACEHOLDERS)
-    ]
+    """Return the files that a page in `folder` names or links to and that are nowhere, or lack the name of `file: name`, or of `name` in `file`."""
+    prose = _FENCE.sub("", markdown)
+    named = [pair for pair in _FILE.findall(prose) if not pair[0].startswith(_PLACEHOLDERS)]
+    named += [(file, name) for name, file in _NAME_IN_FILE.findall(prose)]
     linked = [name for name in _LINK.findall(markdown) if not (folder / name).exists()]
     return [file for file, name in named if not any(_has(root / file, name) for root in ROOMS)] + linked
 
@@ -92,4 +93,7 @@ def test_commit_ids_and_missing_files_are_found() -> None:
     assert missing_files("`nowhere.py` and [a page](nowhere.md), `README.md`", ROOT) == [
         "nowhere.py",
         "nowhere.md",
+    ]
+    assert missing_files("`no_such` (2 s) in `client/hook.py`, `enable` in\n`client/hook.py`", ROOT) == [
+        "client/hook.py"
     ]
