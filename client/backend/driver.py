@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 LIBRARY = "libcuda.so.1"
 USE_NODE_PRIORITY = 8
 """CU_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY: a kernel keeps the priority of the stream it was recorded on."""
+MAX_KERNELS = 4096
+"""Kernels whose parameter sizes are remembered: a process that compiles on and on loads ever more. To ask again takes microseconds."""
 _POINTER_ATTRIBUTE_MEMORY_TYPE = 2
 _MEMORY_PINNED = 1
 _LOCATION_DEVICE = 1
@@ -354,6 +356,8 @@ class Driver:
         handle = params.func or params.kern
         key = (handle, name)  # a handle may be given out again once its module is gone
         if key not in self._sizes:
+            if len(self._sizes) >= MAX_KERNELS:
+                self._sizes.clear()
             self._sizes[key] = tuple(self._each_parameter_size(call, handle))
         return self._sizes[key]
 

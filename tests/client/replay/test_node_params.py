@@ -226,3 +226,19 @@ def test_a_machine_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_driver_that_lacks_a_call_is_named() -> None:
     with pytest.raises(DriverError, match="cuGraphClone: the driver has no such call"):
         cuda.Driver(ctypes.CDLL(None))
+
+
+def test_a_process_that_loads_ever_more_kernels_remembers_some(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "MAX_KERNELS", 3)
+    graph = emulator.graph()
+    graph.add(*(torch.ones(5) for _ in range(3)))
+    driver = emulator.driver
+    params = driver.kernel(driver.nodes(graph.handle)[0])
+    for number in range(10):
+        # As another kernel at the same handle, whose module came after another one had gone.
+        sizes = [len(each) for each in driver.arguments(params, f"kernel{number}")]
+        assert sizes == [8, 8, 8, 8]
+        assert len(driver._sizes) <= 3
+    driver.destroy_graph(graph.handle)
