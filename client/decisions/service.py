@@ -178,7 +178,7 @@ class Cache:
             return ()
         except Exception as error:  # noqa: BLE001 - whatever lies there
             if not self._is_starting():  # else it is being made, or brought up to date
-                self._report.count_failure(f"database: {_told(error)}")
+                self._report.count_failure(f"database: {_error_text(error)}")
             return ()
 
     def _is_starting(self) -> bool:
@@ -190,7 +190,7 @@ class Cache:
             try:
                 self._spooled[environment] = spool.read_entries(self._locations.spool, environment)
             except Exception as error:  # noqa: BLE001 - whatever lies there
-                self._report.count_failure(f"spool: {_told(error)}")
+                self._report.count_failure(f"spool: {_error_text(error)}")
                 self._spooled[environment] = {}
         return self._spooled[environment]
 
@@ -198,14 +198,14 @@ class Cache:
         try:
             spool.leave(self._locations.spool, body)
         except Exception as error:  # noqa: BLE001 - whatever lies there
-            self._report.count_failure(f"spool: {_told(error)}")
+            self._report.count_failure(f"spool: {_error_text(error)}")
         else:
             self._report.count(spooled=len(request.records))
             known = self._spooled.get(request.environment.digest(), {})
             spool.merge(known, request, time.time(), newer=True)
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     strerror = error.strerror if isinstance(error, OSError) else None
     return strerror or f"{type(error).__name__}: {error}"
 

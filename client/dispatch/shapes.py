@@ -103,7 +103,11 @@ class ShapeDispatcher:
         self._clock = clock
         self._debt_s = 0.0  # of recording, which time pays back
         self._expected = 0  # recordings that the debt has `EXPECTED_S` for
-        self._told_at_s, self._told_ms, self._told = clock(), report.recording_ms, report.counts["captured"]
+        self._counted_at_s, self._counted_ms, self._counted = (
+            clock(),
+            report.recording_ms,
+            report.counts["captured"],
+        )
         self._deciding = threading.Lock()
         # A CUDA error of the user's work may surface in our calls, and must surface in the user's own.
         self._guarded = guarded(report, "dynamic sizes", in_full=True)
@@ -113,7 +117,7 @@ class ShapeDispatcher:
         if integers is None:
             integers = self._find_sizes(inputs)
             if integers is None:
-                return self._step_aside(BEING_DECIDED, inputs)
+                return self._fall_back(BEING_DECIDED, inputs)
         sizes = tuple(map(inputs.__getitem__, integers))
         if sizes != self._latest:
             self._note_change(sizes)
@@ -146,16 +150,16 @@ class ShapeDispatcher:
 
     def _cold(self, sizes: Sizes, inputs: list[Any]) -> Any:
         if not self._deciding.acquire(blocking=False):
-            return self._step_aside(BEING_DECIDED, inputs)
+            return self._fall_back(BEING_DECIDED, inputs)
         try:
             reason = self._why_not_decide(sizes)
             known = self._recalled(sizes) if reason is NOT_YET else None
             run = self._set_up(sizes, known) if known or reason is None else None
         finally:
             self._deciding.release()
-        return run(inputs) if run is not None else self._step_aside(reason or NOT_YET, inputs)
+        return run(inputs) if run is not None else self._fall_back(reason or NOT_YET, inputs)
 
-    def _step_aside(self, reason: str, inputs: list[Any]) -> Any:
+    def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
         self._report.count_fallback(reason)
         return self._launch(inputs)
 
@@ -191,11 +195,11 @@ class ShapeDispatcher:
             self._report.recording_ms,
             self._report.counts["captured"],
         )
-        came = min(recorded - self._told, self._expected)
-        paid_s = RECORDING_SHARE * (now_s - self._told_at_s) + came * EXPECTED_S
-        self._debt_s = max(self._debt_s - paid_s, 0.0) + (recorded_ms - self._told_ms) / 1e3
+        came = min(recorded - self._counted, self._expected)
+        paid_s = RECORDING_SHARE * (now_s - self._counted_at_s) + came * EXPECTED_S
+        self._debt_s = max(self._debt_s - paid_s, 0.0) + (recorded_ms - self._counted_ms) / 1e3
         self._expected -= came
-        self._told_at_s, self._told_ms, self._told = now_s, recorded_ms, recorded
+        self._counted_at_s, self._counted_ms, self._counted = now_s, recorded_ms, recorded
         return self._debt_s
 
     def _calls_to_make_room(self) -> int:

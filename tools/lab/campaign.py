@@ -212,7 +212,7 @@ def summary(campaign: Campaign) -> str:
     telling = [each for each in campaign.done if each.lines]
     room = MAX_LINES - len(rows) - 2 * len(telling)  # a heading each, and how many lines are left out
     given = shares([len(each.lines) for each in telling], max(room, 0))
-    told = [line for each, count in zip(telling, given, strict=True) for line in _told(each, count)]
+    told = [line for each, count in zip(telling, given, strict=True) for line in _last_lines(each, count)]
     return "\n".join(line[:_MAX_LINE] for line in [*aligned(rows, {0, 2, 3}), *told][:MAX_LINES])
 
 
@@ -222,7 +222,7 @@ def _row(done: Done) -> tuple[str, ...]:
     return (done.step.name[:60], f"{done.seconds:.0f}", there, done.error or "done")
 
 
-def _told(done: Done, count: int) -> list[str]:
+def _last_lines(done: Done, count: int) -> list[str]:
     """Return the last lines of a step: sums come last."""
     left_out = len(done.lines) - count
     more = [f"({left_out} lines before these are in {_LOG})"] if left_out else []
