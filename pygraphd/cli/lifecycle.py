@@ -134,13 +134,15 @@ def _wait_for_answer(
 ) -> Ping:
     began, has_said = time.monotonic(), False
     while True:
+        # Asked first: a daemon that begins to serve between the two questions is met by the second one.
+        is_starting = activity_of_holder(locations) is Activity.STARTING
         if running := control.ping(locations.socket):
             # It outlives us, so nobody here will ever wait for it.
             process.returncode = 0
             return running
         if process.poll():
             raise CommandError(f"pygraphd did not start: {log.last_line()}")
-        waited_s, is_starting = time.monotonic() - began, (activity_of_holder(locations) is Activity.STARTING)
+        waited_s = time.monotonic() - began
         if is_starting and waited_s >= SAY_S and not has_said:
             say(f"pygraphd checks its database {locations.database}; waiting for it")
             has_said = True

@@ -16,6 +16,7 @@ import pytest
 
 from pygraphd.schema import ownership
 from pygraphd.schema.messages import LookupRequest, RecordRequest, encode
+from tests.support.daemon_home import HANGS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,7 @@ def test_no_acknowledged_record_is_lost_when_the_daemon_is_killed(
 
 def test_of_fifty_starts_one_becomes_the_daemon(home: Home) -> None:
     processes = [home.spawn() for _ in range(STARTS)]
-    home.wait_until(lambda: sum(process.poll() is None for process in processes) == 1, timeout_s=240.0)
+    home.wait_until(lambda: sum(process.poll() is None for process in processes) == 1)
     (alive,) = [process for process in processes if process.poll() is None]
     assert home.status()["pid"] == alive.pid
     ended = [process for process in processes if process is not alive]
@@ -140,7 +141,7 @@ def _mutated(numbers: random.Random, request: bytes) -> bytes:
 
 
 def _answer(home: Home, data: bytes) -> bytes:
-    with ownership.connect(home.locations.socket, 30.0) as connection:
+    with ownership.connect(home.locations.socket, HANGS_S) as connection:
         try:
             connection.sendall(data)
             connection.shutdown(socket.SHUT_WR)  # else a request that has become longer would be waited for

@@ -13,7 +13,7 @@ import pytest
 
 from pygraphd.daemon import control
 from pygraphd.schema.messages import RecordRequest, encode
-from tests.support.daemon_home import COMMAND, Home
+from tests.support.daemon_home import COMMAND, HANGS_S, Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -118,7 +118,7 @@ def test_two_imports_at_once_take_turns(home: Home, file: Path) -> None:
         )
         for _ in range(2)
     ]
-    said = [(each.communicate(timeout=60)[1], each.returncode) for each in both]
+    said = [(each.communicate(timeout=HANGS_S)[1], each.returncode) for each in both]
     assert said == [("", 0)] * 2
     assert len(listed(home)) == MANY
 

@@ -89,22 +89,18 @@ def test_what_is_not_known_is_looked_for_in_the_spool_first(
     home: Home, make_request: Callable[..., RecordRequest]
 ) -> None:
     home.start()
-    home.locations.spool.mkdir(mode=0o700, exist_ok=True)
-    hidden = home.locations.spool / ".late"  # as clients do: a daemon may be looking at this moment
-    hidden.write_bytes(encode(make_request("c")))
-    hidden.rename(home.locations.spool / "late.json")
+    home.put_in_spool("late.json", encode(make_request("c")))
 
     assert _hits(home, make_request("c")) == 1
 
 
 def test_the_spool_is_taken_in(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.variables["PYGRAPHD_HOUSEKEEPING"] = "0.2"
-    home.locations.spool.mkdir(mode=0o700)
-    (home.locations.spool / "before.json").write_bytes(encode(make_request("a")))
+    home.put_in_spool("before.json", encode(make_request("a")))
     home.start()
     home.wait_until(lambda: _hits(home, make_request("a")) == 1)
-    (home.locations.spool / "bad.json").write_bytes(b"{")
-    (home.locations.spool / "while.json").write_bytes(encode(make_request("b")))
+    home.put_in_spool("bad.json", b"{")
+    home.put_in_spool("while.json", encode(make_request("b")))
     home.wait_until(lambda: _hits(home, make_request("b")) == 1)
     status = home.status()
     assert (status["spool_waiting"], status["spool_bad"]) == (0, 1)

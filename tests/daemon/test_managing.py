@@ -17,6 +17,8 @@ import pytest
 from pygraphd.cli import main
 from pygraphd.schema import ownership
 from pygraphd.schema.messages import LOOKUP_PATH, RECORD_PATH, LookupRequest, encode
+from tests.support.daemon_home import HANGS_S
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,13 +27,6 @@ if TYPE_CHECKING:
     from tests.support.daemon_home import Home
 
 pytestmark = pytest.mark.daemon
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def metrics(connection: http.client.HTTPConnection) -> str:
@@ -100,7 +95,7 @@ def test_commands_see_what_a_daemon_counts(
     lookup = LookupRequest(request.environment.digest(), (request.records[0].graph.digest,))
     assert home.ask("POST", LOOKUP_PATH, encode(lookup))[0] == 200
     assert home.ask("POST", RECORD_PATH, encode(request))[0] == 200
-    with ownership.connect(home.locations.socket, 20.0) as connected:
+    with ownership.connect(home.locations.socket, HANGS_S) as connected:
         connection = http.client.HTTPConnection("pygraphd")
         connection.sock = connected
         assert 'pygraphd_misses_total{reason="unknown"} 1\n' in metrics(connection)
@@ -155,7 +150,7 @@ def test_a_socket_of_systemd_is_served_and_left_in_place(home: Home) -> None:
         path.chmod(0o600)
         listening.listen()
         for _ in range(2):
-            with ownership.connect(path, 20.0) as waiting:
+            with ownership.connect(path, HANGS_S) as waiting:
                 # It has come before the daemon, and is served all the same.
                 process = activate(home, listening)
                 connection = http.client.HTTPConnection("pygraphd")
@@ -163,7 +158,7 @@ def test_a_socket_of_systemd_is_served_and_left_in_place(home: Home) -> None:
                 connection.request("GET", "/v1/ping")
                 assert json.loads(connection.getresponse().read())["pid"] == process.pid
             assert home.pygraphd("stop").stdout == f"stopped (pid {process.pid})\n"
-            assert process.wait(60) == 0
+            assert process.wait(HANGS_S) == 0
             assert path.exists()
 
 
@@ -172,6 +167,6 @@ def test_another_socket_of_systemd_is_refused(home: Home) -> None:
         listening.bind(str(home.path / "other.sock"))
         listening.listen()
         process = activate(home, listening)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1
     assert b"other.sock', but programs look for" in told

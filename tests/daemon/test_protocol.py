@@ -27,6 +27,7 @@ from pygraphd.schema.messages import (
     decode,
     encode,
 )
+from tests.support.daemon_home import HANGS_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +145,7 @@ def test_no_random_body_is_accepted_or_fatal(shared_home: Home, body: bytes, tar
     "garbage", [b"\x00" * 100, b"GET\r\n\r\n", b"POST /v3/record HTTP/1.1\r\nContent-Length: 99\r\n\r\nx"]
 )
 def test_what_is_not_http_harms_nobody(shared_home: Home, garbage: bytes) -> None:
-    with ownership.connect(shared_home.locations.socket, 5.0) as connection:
+    with ownership.connect(shared_home.locations.socket, HANGS_S) as connection:
         connection.sendall(garbage)
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(1 << 16):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import RecordRequest
     from tests.support.daemon_home import Home
 
@@ -133,6 +134,25 @@ def test_a_start_waits_for_the_check_of_the_database_and_says_so(
     running, started = lifecycle.start(home.locations, say=say)
     assert (started, running.pid) == (True, home.processes[0].pid)
     assert told == [f"pygraphd checks its database {home.locations.database}; waiting for it"]
+
+
+def test_a_daemon_that_serves_from_one_look_to_the_next_is_met(
+    home: Home, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it has been starting: it is not taken for one that does not answer."""
+
+    def say(_: str) -> None:
+        monkeypatch.setattr(lifecycle, "START_S", 0.0)
+        gate.touch()
+
+    def activity_once_it_serves(locations: Locations) -> Activity:
+        if gate.exists():
+            home.wait_until(lambda: control.ping(locations.socket) is not None)
+        return activity_of_holder(locations)
+
+    monkeypatch.setattr(lifecycle, "activity_of_holder", activity_once_it_serves)
+    running, _ = lifecycle.start(home.locations, say=say)
+    assert running.pid == home.processes[0].pid
 
 
 def test_a_starting_daemon_is_not_to_be_killed(home: Home, gate: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from pygraphd.daemon import control
 from pygraphd.schema import ownership
 from pygraphd.schema.messages import RECORD_PATH, encode
+from tests.support.daemon_home import HANGS_S
 from tests.support.record_requests import lookup_body, record_request
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def test_init_says_in_one_line_why_it_fails(home: Home, nobody: str) -> None:
 
 
 def _metrics(home: Home) -> str:
-    with ownership.connect(home.locations.socket, 20.0) as connected:
+    with ownership.connect(home.locations.socket, HANGS_S) as connected:
         connection = http.client.HTTPConnection("pygraphd")
         connection.sock = connected
         connection.request("GET", "/metrics")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pygraphd.schema.locations import Locations, locate
+from tests.support.home_daemons import end_daemons_of
 from tests.support.patience import patient as with_patience
 from tests.support.warm_python import WarmPython
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 PROGRAM = Path(__file__).with_name("programs") / "program.py"
 RUN_TIMEOUT_S = 600
-COMMAND_TIMEOUT_S = 120
+COMMAND_TIMEOUT_S = 300
 _OURS = ("PYGRAPH", "_PYGRAPH", "TORCHINDUCTOR", "TORCH_LOGS", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 
 
@@ -52,7 +51,6 @@ class Sandbox:
     home: Path
     inductor: Path
     python: WarmPython
-    _pids: list[int] = field(default_factory=list)
     _runs: int = 0
 
     @property
@@ -127,12 +125,9 @@ class Sandbox:
         return pid
 
     def daemon_pid(self) -> int | None:
-        """Return the process id that `status` gives, and remember to end that process."""
+        """Return the process id that `status` gives."""
         status = json.loads(self.pygraphd("status", "--json").stdout)
-        if not status["running"]:
-            return None
-        self._pids.append(status["pid"])
-        pid: int = status["pid"]
+        pid: int | None = status["pid"] if status["running"] else None
         return pid
 
     def stop_daemon(self) -> None:
@@ -141,14 +136,8 @@ class Sandbox:
         assert stopped.returncode == 0, stopped.stderr
 
     def close(self) -> None:
-        """End every daemon that was started here, also a stopped one, and remove the home."""
-        for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-        self.pygraphd("stop")
-        for pid in self._pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """End every daemon of this home, whoever started it and in whatever state it is, and remove the home."""
+        end_daemons_of(self.home)
         shutil.rmtree(self.home, ignore_errors=True)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.daemon import control
 from pygraphd.schema import ownership
 from pygraphd.schema.locations import Locations, locate
+from tests.support.home_daemons import daemons_of, end_daemons_of, kill
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 
 COMMAND = [sys.executable, "-m", "pygraphd"]
+HANGS_S = 300.0
+"""A limit that only ends a test that hangs: a loaded machine takes many seconds for what an idle one does in one."""
 
 
 @dataclass
@@ -49,7 +50,7 @@ class Home:
     def pygraphd(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         return subprocess.run(
-            [*COMMAND, *words], env=self.environ, capture_output=True, text=True, check=False, timeout=60
+            [*COMMAND, *words], env=self.environ, capture_output=True, text=True, check=False, timeout=HANGS_S
         )
 
     def pygraphd_fed(self, text: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,7 @@ class Home:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=HANGS_S,
         )
 
     def pygraphd_into(self, stream: TextIO, *words: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +74,7 @@ class Home:
             stderr=subprocess.PIPE,
             text=True,
             check=False,
-            timeout=60,
+            timeout=HANGS_S,
         )
 
     def spawn(self, *prefix: str) -> subprocess.Popen[bytes]:
@@ -104,40 +105,39 @@ class Home:
 
     def ask(self, method: str, target: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
         """Send one request; returns status and JSON."""
-        with ownership.connect(self.locations.socket, 20.0) as connected:
+        with ownership.connect(self.locations.socket, HANGS_S) as connected:
             connection = http.client.HTTPConnection("pygraphd")
             connection.sock = connected
             connection.request(method, target, body)
             response = connection.getresponse()
             return response.status, json.loads(response.read())
 
-    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = HANGS_S) -> None:
         """Wait for something to come true; the limit is there to end a test that hangs."""
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, "the condition did not come true"
             time.sleep(0.02)
 
+    def put_in_spool(self, name: str, body: bytes) -> None:
+        """Leave a file in the spool as clients do, whole: a daemon may be looking there at this moment."""
+        self.locations.spool.mkdir(mode=0o700, exist_ok=True)
+        hidden = self.locations.spool / f".{name}"
+        hidden.write_bytes(body)
+        hidden.rename(self.locations.spool / name)
+
     def daemons(self) -> list[int]:
         """Return the pids of all daemons of this home, also of those that do not listen."""
-        own = f"={self.environ['PYGRAPHD_HOME'] or self.path}\0".encode()
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                is_daemon = b"\0start\0" in (folder / "cmdline").read_bytes()
-                if is_daemon and own in (folder / "environ").read_bytes():
-                    found.append(int(folder.name))
-        return found
+        return daemons_of(self._started_with)
 
     def close(self) -> None:
         """End what was started here, in whatever state it is."""
-        for pid in self.daemons():
-            _kill(pid)
+        end_daemons_of(self._started_with)
         for process in self.processes:
-            _kill(process.pid)
-            process.communicate(timeout=60)
+            if process.poll() is None:
+                kill(process.pid)
+            process.communicate(timeout=HANGS_S)
 
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    @property
+    def _started_with(self) -> Path:
+        return Path(self.environ["PYGRAPHD_HOME"] or self.path)

@@ -9,10 +9,8 @@ import contextlib
 import itertools
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,6 +20,9 @@ from typing import TYPE_CHECKING, Any, LiteralString, Self
 import psycopg
 from psycopg import sql
 
+from tests.support.home_daemons import kill
+from tests.support.ports import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -30,9 +31,7 @@ REQUIRED = "TESTS_REQUIRE_POSTGRES"
 ADMINISTRATOR = "administrator"
 _DEBIAN = Path("/usr/lib/postgresql")
 _UNPRIVILEGED = ("postgres", "nobody")
-_PORTS = range(20_000, 30_000)
-"""Below those that the kernel gives to clients, one of which could take ours while the server is down."""
-_BEGIN_S = 60.0
+_BEGIN_S = 300.0
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "fsync": "off",
@@ -61,7 +60,7 @@ class Postgres:
             tempfile.mkdtemp(prefix="pg-", dir="/tmp")
         )  # short, or the socket's path is too long
         self._data = self.folder / "data"
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
         try:
@@ -109,11 +108,13 @@ class Postgres:
         """Kill all of the server's processes at once, as a crash of its machine does."""
         if self._process is None or not self.is_running:
             return
-        self._process.send_signal(signal.SIGSTOP)  # or it begins another one while we look
-        for child in _children(self._process.pid):
+        children = self._stop_begetting()
+        for child in children:
             _kill(child)
         self._process.kill()
         self._process.wait(_BEGIN_S)
+        for child in children:  # the next server refuses to begin while one of them has the shared memory
+            kill(child)
 
     def kill_backends(self, database: str) -> int:
         """Kill the processes that serve a database, at whatever they are, and return their number. The server recovers by itself."""
@@ -132,15 +133,24 @@ class Postgres:
     def paused(self) -> Iterator[None]:
         """Have all of the server's processes stand still within the block: the kernel accepts connections, and nobody answers."""
         assert self._process is not None
-        pids = [self._process.pid, *_children(self._process.pid)]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+        children = self._stop_begetting()
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
         try:
             yield
         finally:
-            for pid in pids:
+            for pid in (*children, self._process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+
+    def _stop_begetting(self) -> list[int]:
+        """Have the first process stand still, and return the others, to which it adds none from now on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        # The signal has its effect some time after it was sent.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        return _children(self._process.pid)
 
     def make_database(self, template: str = "template1") -> str:
         """Make a database as `template` is, which nobody but the administrator may connect to, and return its name."""
@@ -269,14 +279,6 @@ def _unprivileged_user() -> str | None:
         return None
     known = {entry.pw_name for entry in pwd.getpwall()}
     return next(name for name in _UNPRIVILEGED if name in known)
-
-
-def _free_port() -> int:
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")
 
 
 def _children(pid: int) -> list[int]:

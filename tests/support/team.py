@@ -95,8 +95,8 @@ class Member(Home):
         self.wait_until(lambda: part in f"{self.team['problem']} {self.team['publishes_not']}")
 
     def wait_until_published(self) -> None:
-        """Wait until nothing is left to be published."""
-        self.wait_until(lambda: self.team["queued"] == 0)
+        """Wait until nothing is left to be published, and the exchange that published the last is over."""
+        self.wait_until(lambda: (self.team["queued"], self.team["problem"]) == (0, ""))
 
     def said(self) -> str:
         """Return all that commands and the log say."""

@@ -24,6 +24,8 @@ _READ_BEFORE = ("PYTHON", "TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "OPENBLAS_
 _READ_LATER = frozenset(
     {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
 )
+_BEGIN_S = 300.0
+"""How long the server may import until it takes a program: it only ends a test that hangs."""
 
 
 def _read_before(environ: Mapping[str, str]) -> dict[str, str]:
@@ -89,7 +91,7 @@ class WarmPython:
 
     def _run_fork(self, request: bytes, streams: list[int], timeout_s: float) -> int:
         connection = self._connected()
-        connection.settimeout(60)  # the server may be importing still
+        connection.settimeout(_BEGIN_S)
         socket.send_fds(connection, [len(request).to_bytes(4, "big")], streams)
         connection.sendall(request)
         with connection.makefile("r") as answers:

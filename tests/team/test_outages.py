@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.daemon_home import HANGS_S
 from tests.support.record_requests import digest
 from tests.support.team import PUBLISHER, READER
 
@@ -66,7 +67,7 @@ def test_a_silent_server_holds_up_nobody(
     home.wait_for_problem("timeout")
 
     assert home.pygraphd("stop").returncode == 0
-    assert home.processes[0].wait(60) == 0, "killed by its own alarm"
+    assert home.processes[0].wait(HANGS_S) == 0, "killed by its own alarm"
 
     proxy.be_well()
     home.start()
@@ -117,11 +118,12 @@ def test_a_write_that_is_cut_off(
     """In its middle, where all of it is undone, and at its end, where it may be done although nobody has heard of it."""
     cut = proxy.cut_before if where == "before" else proxy.cut_after
     home = member(shared.url(PUBLISHER, proxy.port))
+    home.variables["TEAM_LINGER_S"] = "600"  # connections are counted: none is closed because nobody needs it
     home.start()
     for number, patterns in enumerate(([_INSERT], [_INSERT, b"COMMIT"])):
         done = cut(*patterns)
         home.record(f"{number}a", f"{number}b")
-        assert done.wait(60)
+        assert done.wait(HANGS_S)
         home.wait_until_published()
 
     _expect_published_once(shared, *home.names)
@@ -155,14 +157,13 @@ def test_everything_is_killed_in_turn(
 def test_what_waited_in_the_spool_is_published(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
     home = member(shared.url(PUBLISHER))
     home.variables["PYGRAPHD_HOUSEKEEPING"] = "0.2"
-    home.locations.spool.mkdir(mode=0o700)
     body = home.body("a")
-    (home.locations.spool / "one.json").write_bytes(body)
+    home.put_in_spool("one.json", body)
     home.start()
     home.wait_until(lambda: len(home.lookup("a")) == 1)
     home.wait_until_published()
     # A program that has waited too long for an answer leaves what was stored in the spool, too.
-    (home.locations.spool / "two.json").write_bytes(body)
+    home.put_in_spool("two.json", body)
     home.record("b")
     home.wait_until(lambda: not any(home.locations.spool.iterdir()))
     home.wait_until_published()

@@ -43,7 +43,7 @@ def _run(postgres: Postgres, home: Path, line: str) -> None:
         check=True,
         start_new_session=True,
         cwd="/",
-        timeout=60,
+        timeout=300,
     )
 
 

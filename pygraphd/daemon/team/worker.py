@@ -237,8 +237,9 @@ class Worker:
         except TeamError as error:
             self._note_refusal(database, batch, error)
             return
-        self._queue.remove([each.id for each in batch])
+        # Before the queue is shortened: who sees that nothing is left to publish finds all of it counted.
         self._count(Counters(team_published=added))
+        self._queue.remove([each.id for each in batch])
         self._publish_again()
 
     def _note_refusal(self, database: Database, batch: Sequence[Publication], error: TeamError) -> None:

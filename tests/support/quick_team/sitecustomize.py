@@ -13,7 +13,7 @@ if "start" in sys.orig_argv:
     connecting.Database.__init__.__defaults__ = (float(limit_s),)
     connecting._OPTIONS["connect_timeout"] = connecting.CONNECT_S = limit_s
     worker.FIRST_PAUSE_S = worker.LONGEST_PAUSE_S = 0.1
-    worker.LINGER_S = 0.5
+    worker.LINGER_S = float(os.environ.get("TEAM_LINGER_S", "0.5"))
     worker._RIGHTS_PAUSE_S = 0.1, 0.1
     wanted.AGAIN_S = 0.0
     if os.environ.get("TEAM_IS_OLDER"):

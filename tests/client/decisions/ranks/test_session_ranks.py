@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.schema.reasons import ReasonCode
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,12 +26,6 @@ RECORDED = {"KERNELS": 0, "GRAPH": 2}
 KERNELS = {"KERNELS": 2, "GRAPH": 0}
 FASTER = {ReasonCode.SAVES_HOST_TIME.text: 2}
 Outcome = dict[str, Any]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
