@@ -101,7 +101,7 @@ def slow(connection):
         time.sleep(0.02)
     check(connection)
 database._check_health = slow
-main(["start", "--foreground"])
+main(sys.argv[2:])
 """
 
 
@@ -111,7 +111,7 @@ def gate(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     gate = tmp_path / "gate"
 
     def spawn(*_: object) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", SLOW, str(gate)]
+        command = [sys.executable, "-c", SLOW, str(gate), "start", "--foreground"]
         process = subprocess.Popen(command, env=home.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         home.processes.append(process)
         return process
