@@ -153,6 +153,7 @@ def _wait_for_answer(
             if holder(locations) not in {None, process.pid}:
                 # Or it would take the lock as soon as the other process gives it up, after we have said that it failed.
                 process.terminate()
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_S)
             raise CommandError(why)
         time.sleep(_POLL_S)
