@@ -4,7 +4,7 @@
 `PYGRAPH_READONLY=1`: the cache is read and never added to, and no daemon is started.
 `PYGRAPH_REFRESH=1`: the cache is ignored; all graphs are measured anew, and the results replace its entries.
 `PYGRAPH_RELOCATE=0`: all graphs are left to PyTorch, which runs them as without PyGraph.
-`PYGRAPH_COLLECTIVES=1`: graphs with NCCL collectives are recorded, by all ranks in the same call; by default they are left to PyTorch.
+`PYGRAPH_COLLECTIVES=0`: graphs with collectives are left to PyTorch; by default all ranks record them in the same call.
 `PYGRAPH_PLACEMENT=0`: CPU values in a graph stay on the CPU, and are computed between the captured partitions.
 `PYGRAPH_TRUST=all|verify|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
 `PYGRAPH_GRAPH_OPS=namespace,namespace::operator`: custom operators that may be captured, as they do nothing on the host.
@@ -66,7 +66,7 @@ class Options:
     refresh: bool = False
     relocate: bool = True
     placement: bool = True
-    collectives: bool = False
+    collectives: bool = True
     graph_ops: frozenset[str] = frozenset()
     recheck_s: float = RECHECK_S
     max_age_s: float = MAX_AGE_S
@@ -87,12 +87,13 @@ def read(environ: Mapping[str, str]) -> Options:
     misread: list[str] = []
     relocate = _switch(RELOCATE, environ, misread, default=True)
     placement = _switch(PLACEMENT, environ, misread, default=True)
+    collectives = _switch(COLLECTIVES, environ, misread, default=True)
     return Options(
         readonly=_switch(READONLY, environ, misread),
         refresh=_switch(REFRESH, environ, misread),
         relocate=relocate,
         placement=placement and relocate,  # for the sake of graphs, and of nothing else
-        collectives=_switch(COLLECTIVES, environ, misread),
+        collectives=collectives and relocate,  # NCCL is set up for graphs of ours alone
         graph_ops=_operators(environ, misread),
         recheck_s=_parsed(RECHECK, environ, misread, parse_duration, RECHECK_S),
         max_age_s=_parsed(MAX_AGE, environ, misread, parse_duration, MAX_AGE_S),

@@ -121,7 +121,8 @@ RULES = (
     _rule("no helper", "", "", "see the check of the helper", ReasonCode.NO_HELPER),
     _rule(
         "collectives", _TORCH, "^it has collectives",
-        "nothing; as an experiment, PYGRAPH_COLLECTIVES=1 on all ranks records them (docs/limits.md)",
+        "unset PYGRAPH_COLLECTIVES on all ranks, where it is 0; docs/limits.md lists collectives that cannot be captured, and what to do",
+        ReasonCode.COLLECTIVES,
     ),
     _rule(
         "left to PyTorch", _TORCH, "",

@@ -87,9 +87,9 @@ def test_nccl_registers_no_memory_in_captures_of_collectives_unless_the_user_say
     import torch._inductor.compile_fx
     print(os.environ.get("NCCL_GRAPH_REGISTER"))
     """
-    assert run(program).output == "None\n"
-    assert run(program, PYGRAPH_COLLECTIVES="1").output == "0\n"
-    assert run(program, PYGRAPH_COLLECTIVES="1", NCCL_GRAPH_REGISTER="1").output == "1\n"
+    assert run(program).output == "0\n"
+    assert run(program, NCCL_GRAPH_REGISTER="1").output == "1\n"
+    assert run(program, PYGRAPH_COLLECTIVES="0").output == "None\n"
 
 
 def test_the_mode_is_part_of_the_key_on_every_path(run: Run) -> None:

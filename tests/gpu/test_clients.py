@@ -72,7 +72,6 @@ def run_ours(name: str, mode: str, folder: Path) -> tuple[dict[str, Any], dict[s
         "PYGRAPH_SUMMARY": str(summary),
         "PYGRAPHD_HOME": str(folder / mode),
         "PYGRAPHD_AUTOSTART": "0",
-        "PYGRAPH_COLLECTIVES": "1",
     }
     result = run(name, mode, folder, **variables)
     # Each rank of a process group writes a summary of its own.

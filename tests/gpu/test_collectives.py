@@ -32,11 +32,7 @@ def ended(folder: Path, kind: str, *by_rank: Mapping[str, str], mine: bool = Tru
     folder.mkdir(exist_ok=True)
     processes = []
     for rank in range(WORLD):
-        settings = {
-            "PYGRAPH_COLLECTIVES": "1",
-            **(ours(folder, rank) if mine else {}),
-            **by_rank[rank % len(by_rank)],
-        }
+        settings = {**(ours(folder, rank) if mine else {}), **by_rank[rank % len(by_rank)]}
         command = [sys.executable, str(PROGRAM), str(rank), str(WORLD), str(folder), kind]
         processes.append(subprocess.Popen(command, env=environ(folder, **settings)))
     try:

@@ -28,7 +28,7 @@ PREFIX = "pygraph/2"
 """Prefix of our keys in the store. Its number changes whenever the meaning of a register does."""
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 """With 1, NCCL registers memory in captures. Other ranks then know its addresses, so that it cannot move, and all ranks have to capture at once."""
-COLLECTIVES_OFF = "it has collectives, and PYGRAPH_COLLECTIVES is not 1"
+COLLECTIVES_OFF = "it has collectives, and PYGRAPH_COLLECTIVES is 0"
 MAX_LATE = 3
 """Attempts with late ranks after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
 POLL_S_OF_EACH = 2e-4

@@ -204,7 +204,7 @@ def planned(session: Runtime, *, backward: bool, box: object, compiled: Compiled
     return session.compiled_graph(compiled or Compiled(1), kwargs)
 
 
-def test_collectives_are_left_to_pytorch_unless_they_are_asked_for(
+def test_collectives_are_left_to_pytorch_if_they_are_switched_off(
     session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reduces = Compiled(1)
@@ -212,6 +212,8 @@ def test_collectives_are_left_to_pytorch_unless_they_are_asked_for(
         "def call(args):\n    torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')\n"
     )
     box = BoxedDeviceIndex(0)
+    assert planned(session, backward=False, box=BoxedDeviceIndex(0), compiled=reduces) is not None
+    monkeypatch.setenv("PYGRAPH_COLLECTIVES", "0")
     aside = Runtime(session.locations)
 
     assert planned(aside, backward=False, box=box, compiled=reduces) is None
@@ -220,9 +222,6 @@ def test_collectives_are_left_to_pytorch_unless_they_are_asked_for(
     other = BoxedDeviceIndex(0)
     assert planned(aside, backward=False, box=other) is not None
     assert planned(aside, backward=True, box=other, compiled=reduces) is not None
-
-    monkeypatch.setenv("PYGRAPH_COLLECTIVES", "1")
-    assert planned(Runtime(session.locations), backward=False, box=box, compiled=reduces) is not None
 
 
 def test_a_backward_whose_forward_may_have_run_in_trees_is_left_to_them(session: Runtime) -> None:

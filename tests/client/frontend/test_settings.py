@@ -8,6 +8,7 @@ from pygraphd.client.decisions.trust import Trust
 from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.settings import (
+    COLLECTIVES,
     DISABLE,
     MAX_AGE,
     MEMORY,
@@ -39,15 +40,20 @@ def test_switches_are_off(value: str) -> None:
     ("value", "wanted"),
     [("", True), ("1", True), ("on", True), ("0", False), ("off", False), (" No ", False)],
 )
-def test_graphs_are_relocated_and_values_placed_unless_that_is_off(value: str, wanted: bool) -> None:
-    assert settings.read({RELOCATE: value}) == Options(relocate=wanted, placement=wanted)
+def test_graphs_are_relocated_with_collectives_and_values_placed_unless_that_is_off(
+    value: str, wanted: bool
+) -> None:
+    off = Options(relocate=wanted, placement=wanted, collectives=wanted)
+    assert settings.read({RELOCATE: value}) == off
     assert settings.read({PLACEMENT: value}) == Options(placement=wanted)
+    assert settings.read({COLLECTIVES: value}) == Options(collectives=wanted)
 
 
-def test_relocatable_graphs_are_tried_where_their_switch_is_not_understood() -> None:
-    said = "PYGRAPH_RELOCATE=perhaps is not understood: set it to 1 or 0"
+@pytest.mark.parametrize("name", [RELOCATE, PLACEMENT, COLLECTIVES])
+def test_what_is_on_by_default_stays_on_where_its_switch_is_not_understood(name: str) -> None:
+    said = f"{name}=perhaps is not understood: set it to 1 or 0"
 
-    assert settings.read({RELOCATE: "perhaps"}) == Options(relocate=True, misread=(said,))
+    assert settings.read({name: "perhaps"}) == Options(misread=(said,))
 
 
 def test_what_is_not_understood_is_named_and_changes_nothing() -> None:

@@ -117,7 +117,7 @@ def ran(
         ("fallbacks", "out of memory in a replay", "memory"),
         ("fallbacks", "called while the user captures the stream", "disturbed captures"),
         ("left_to_torch", "PYGRAPH_RELOCATE=0", "left to PyTorch"),
-        ("left_to_torch", "it has collectives, and PYGRAPH_COLLECTIVES is not 1", "collectives"),
+        ("left_to_torch", "it has collectives, and PYGRAPH_COLLECTIVES is 0", "collectives"),
         ("failures", "daemon: no daemon", "the daemon"),
         ("failures", "anything", "other reasons"),
     ],
@@ -135,6 +135,7 @@ def test_graphs_that_run_as_kernels_have_theirs_with_their_lines(tmp_path: Path)
         ran(ReasonCode.CANNOT_BE_RECORDED, "it holds an operator that nobody vouches for", "c"),
         ran(ReasonCode.DECIDED_BY_SIZE, graph="d"),
         ran(ReasonCode.DECIDED_BY_SIZE, graph="f"),
+        ran(ReasonCode.COLLECTIVES, "NCCL_GRAPH_REGISTER=1"),
         ran(ReasonCode.NO_GAIN),
         ran(ReasonCode.FASTER, deployment=Deployment.GRAPH),
     )
@@ -146,6 +147,7 @@ def test_graphs_that_run_as_kernels_have_theirs_with_their_lines(tmp_path: Path)
     assert [(each.name, len(each.seen)) for each in found] == [
         ("unvouched operators", 2),
         ("sizes that do not come back", 1),
+        ("collectives", 1),
     ]
     assert "mine::rope (model.py:7 in forward)" in text
 

@@ -199,7 +199,7 @@ def test_each_attempt_at_a_graph_has_a_vote_of_its_own(groups: Groups, nccl: dic
     groups.lockstep(frozenset({("_c10d_functional::all_gather_into_tensor_out", "0")}), GRAPH)
 
 
-def test_collectives_that_were_not_asked_for_are_refused_without_a_vote(nccl: dict[str, Any]) -> None:
+def test_collectives_that_are_switched_off_are_refused_without_a_vote(nccl: dict[str, Any]) -> None:
     with pytest.raises(NotRelocatableError, match=COLLECTIVES_OFF):
         Groups(Report(), captures=False).lockstep(REDUCES, GRAPH)
     assert not torch_private.default_store().check([f"pygraph/2/recorded/0/0/2/{GRAPH}/1/captured"])
