@@ -19,8 +19,11 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.decisions.ranks.write_once import RegisterError, within
+from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.capture_pool import AddressPool, CapturePool
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.watch import Watch
+from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, find, merge
 from pygraphd.client.replay.rng import GeneratorCursor, RngCursor, generators_in
 from pygraphd.client.replay.stream_affinity import StreamAffinity
@@ -43,6 +46,11 @@ MARGIN = 1.2
 """Factor by which memory that could be reserved has to exceed a backing allocation."""
 SHIFTS = (BLOCK, (1 << 20) + BLOCK)
 """Bytes of the two allocations that begin a shifted capture: the pools of two captures may lie a multiple of 4 GiB apart."""
+
+ADDRESSES_FROM = 64 << 20
+"""Bytes that a program has allocated at a time from which on its captures get addresses without memory of their own."""
+SPARE_ADDRESSES = 2
+"""Addresses for a capture, as a multiple of these bytes: outputs get reserves, and segments of the pool are not full."""
 
 _one_at_a_time = threading.Lock()
 """Held during a capture: the allocator keeps one history for all devices and threads."""
@@ -67,6 +75,8 @@ class Capture:
     reserves: tuple[OutputReserve, ...] = ()
     backing: int = 0
     """Bytes of the backing allocation; see `output_reserves`."""
+    addresses: AliasedMemory | None = None
+    """The aliased memory at the addresses of all allocations; None: they have memory of their own."""
     allocated: tuple[int, ...] = ()
     """Addresses of the allocations of Inductor's code, in order."""
 
@@ -82,6 +92,8 @@ class Capture:
 
     def memory(self, device: torch.device) -> list[torch.Tensor]:
         """Return the memory of all allocations but the held ones, as 64-bit integers."""
+        if self.addresses is not None:
+            return [self.addresses.memory]
         spans = [span for span in self.spans if span not in self.held]
         pieces = [torch_private.memory_at(span.start, blocks(span.size) * BLOCK, device) for span in spans]
         return [each.view(torch.int64) for each in pieces]
@@ -135,11 +147,12 @@ class CudaRecorder:
         reserves: Sequence[OutputReserve] = (),
         *,
         backing: int = 0,
+        addresses: AliasedMemory | None = None,
         is_shifted: bool = False,
     ) -> Capture:
-        """Capture one call. Raises `TransientError` if nothing can be captured now, `DriverError`, and the callable's own errors.
+        """Capture one call, with allocations at `addresses` if they are given. Raises `TransientError` if nothing can be captured now.
 
-        If it raises, nothing has run and nothing is left. A capture that `is_shifted` has its allocations at other addresses modulo
+        Also raises `DriverError`, and the callable's own errors. If it raises, nothing has run and nothing is left. A capture that `is_shifted` has its allocations at other addresses modulo
         4 GiB. Outputs with `reserves` lie in these. The backing allocation has `backing` bytes, if the device has them.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
@@ -148,9 +161,9 @@ class CudaRecorder:
             if not hasattr(self._threads, "handle"):
                 # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
                 self._threads.handle = torch.cuda.current_blas_handle()
-            if backing and backing * MARGIN > self._unreserved():
+            if addresses is None and backing and backing * MARGIN > self._unreserved():
                 backing = 0  # PyTorch reports an allocation that fails to its observers
-            return self._capture(launch, inputs, reserves, SHIFTS if is_shifted else (), backing)
+            return self._capture(launch, inputs, reserves, SHIFTS if is_shifted else (), backing, addresses)
 
     def why_not(self) -> str | None:
         """Return why this process cannot capture anything now; None if it can. Does not wait for the lock."""
@@ -168,20 +181,24 @@ class CudaRecorder:
         reserves: Sequence[OutputReserve],
         shifts: Sequence[int],
         backing: int,
+        addresses: AliasedMemory | None,
     ) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generators = [*generators_in(inputs).values()]
-        pool = _Pool(self.device.index, generators)
+        pool = self._pool(generators, addresses)
         try:
             with torch_private.allocation_history(self.device.index, pool.handle) as history:
                 reserve = functools.partial(OutputReserves, reserves, self.device, shifts, backing)
                 outputs, allocated, before = self._run(graph, pool, launch, inputs, reserve)
                 allocations, alive = lifetimes(history(), before)
+            in_place = held(alive, outputs)
+            if addresses is not None and in_place:
+                addresses.give_own_memory(in_place)
             return Capture(
                 self._take_over(graph),
                 list(outputs),
                 allocations,
-                held(alive, outputs),
+                in_place,
                 as_tuple=isinstance(outputs, tuple),
                 cursor=GeneratorCursor(
                     graph,
@@ -194,6 +211,7 @@ class CudaRecorder:
                 pool=pool,
                 reserves=tuple(reserves),
                 backing=backing,
+                addresses=addresses,
                 allocated=tuple(allocated),
             )
         except BaseException:
@@ -203,10 +221,16 @@ class CudaRecorder:
             pool.release()
             raise
 
+    def _pool(self, generators: Sequence[torch.Generator], addresses: AliasedMemory | None) -> CapturePool:
+        ops = None if addresses is None else helper.ops(lambda _: None)
+        if addresses is None or ops is None:
+            return CapturePool(self._device_index, generators)
+        return AddressPool(self._device_index, generators, addresses, ops)
+
     def _run(
         self,
         graph: torch.cuda.CUDAGraph,
-        pool: _Pool,
+        pool: CapturePool,
         launch: Runnable,
         inputs: list[Any],
         reserve: Callable[[], OutputReserves],
@@ -260,6 +284,11 @@ class CudaRecorder:
         ):
             return f"the allocator is set to {REUSE}"
         return HISTORY if torch_private.history_is_recorded() else None
+
+    def addresses_for_capture(self) -> int:
+        """Return how many bytes of addresses suffice for the allocations of a call that has run; 0: it should get memory instead."""
+        used = torch.cuda.max_memory_allocated(self.device)
+        return SPARE_ADDRESSES * used if used >= ADDRESSES_FROM else 0
 
     def free_bytes(self) -> int:
         """Return how many bytes a recording may allocate now, from PyTorch's cache or the device."""
@@ -320,30 +349,6 @@ class CudaRecorder:
             return None
         device: contextlib.AbstractContextManager[object] = torch.cuda.device(self.device)
         return device
-
-
-class _Pool:
-    """The memory pool of one capture."""
-
-    def __init__(self, device_index: int, generators: Sequence[torch.Generator] = ()) -> None:
-        self._device_index = device_index
-        self._generators = generators
-        self.handle: torch_private.Pool = torch.cuda.graph_pool_handle()
-        self._used = False
-
-    @contextlib.contextmanager
-    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """Capture work on the current stream into `graph`, with allocations of this thread from the pool."""
-        with torch_private.capturing(graph, self._device_index, self.handle, self._generators):
-            self._used = True
-            yield
-
-    def release(self) -> None:
-        """Give free memory of the pool back to the device."""
-        used, self._used = self._used, False
-        if used:
-            torch_private.release_pool(self._device_index, self.handle)
-            workspaces.empty_cache()
 
 
 @contextlib.contextmanager

@@ -229,6 +229,8 @@ class Pipeline:
         self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
         recorder = self._recorder
         call = Call(inputs, constraints, groups, recorder.driver, recorder.device, self._make_sure_of)
+        # A custom operator may keep what it allocates, and nodes of collectives are not written.
+        call.has_memory = lockstep is not None or not self._facts.is_repeatable
         try:
             return self._record_call(call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep)
         except StuckError:
@@ -251,6 +253,7 @@ class Pipeline:
             ),
         )
         try:
+            _release(capture)
             verification = self._verification(
                 built, capture, tensors, call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
             )
@@ -272,13 +275,13 @@ class Pipeline:
         try:
             tensors = call.stand_ins()
             try:
-                capture = self._capture_on(tensors)
+                capture = self._capture_on(call, tensors)
             except NotRelocatableError as error:
                 if isinstance(error, TransientError) or not call.has_aliases:
                     raise
                 call.has_aliases = False  # an operator may ask more of memory than an address
                 tensors = call.stand_ins()
-                capture = self._capture_on(tensors)
+                capture = self._capture_on(call, tensors)
             for done in range(1, MAX_CAPTURES):
                 try:
                     reserves = reserves_for(capture, for_all=done == MAX_CAPTURES - 1)
@@ -289,18 +292,20 @@ class Pipeline:
                     break
                 backing = backing_for(capture)
                 capture.discard(self._recorder.driver)
-                capture = self._capture_on(tensors, reserves, backing)
+                capture = self._capture_on(call, tensors, reserves, backing)
         except TransientError:
             self.captures -= 1  # nothing was captured
             raise
         return tensors, capture
 
     def _recapture(self, call: Call, first: Capture) -> CapturedCall:
-        """Capture a call again in other memory, while the first capture of it has its memory still."""
+        """Capture a call again at other addresses, while the first capture of it has its addresses still."""
+        _release(first)
         # Memory that is free in the pool of that one counts as free, and cannot be used by another capture.
-        tensors = call.stand_ins(besides=2 * first.bytes, is_further=True)
+        besides = 2 * first.bytes if first.addresses is None else 0
+        tensors = call.stand_ins(besides=besides, is_further=True)
         try:
-            capture = self._capture_on(tensors, first.reserves, first.backing, is_shifted=True)
+            capture = self._capture_on(call, tensors, first.reserves, first.backing, is_shifted=True)
         except NotRelocatableError as error:
             if isinstance(error, TransientError):
                 raise
@@ -309,6 +314,7 @@ class Pipeline:
 
     def _capture_on(
         self,
+        call: Call,
         tensors: StandIns,
         reserves: Sequence[OutputReserve] = (),
         backing: int = 0,
@@ -316,12 +322,14 @@ class Pipeline:
         is_shifted: bool = False,
     ) -> Capture:
         inputs = list(tensors.tensors)
+        addresses = call.addresses(self._recorder.addresses_for_capture(), is_further=is_shifted)
         try:
             return self._recorder.capture(
-                self._launch, inputs, reserves, backing=backing, is_shifted=is_shifted
+                self._launch, inputs, reserves, backing=backing, addresses=addresses, is_shifted=is_shifted
             )
-        except (NotRelocatableError, FallbackError, DriverError, torch.OutOfMemoryError):
-            raise
+        except (NotRelocatableError, FallbackError, DriverError, torch.OutOfMemoryError) as error:
+            if addresses is None or not isinstance(error, torch.OutOfMemoryError):
+                raise
         except Exception as error:
             if _SAYS_INTERRUPTED in str(error):
                 raise FallbackError(INTERRUPTED) from error
@@ -330,6 +338,8 @@ class Pipeline:
                 raise FallbackError(NEW_THREAD) from error
             # The callable has run on inputs like these before: it raises because it is being captured.
             raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
+        call.has_memory = True  # there were too few addresses
+        return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
 
     def _in_lockstep(
         self, lockstep: Lockstep, replay: Replay, inputs: list[Any], memory: list[torch.Tensor]
@@ -395,6 +405,12 @@ class Pipeline:
     def _make_sure_of(self, size: int) -> None:
         if size > self._recorder.free_bytes():
             raise NoMemoryError(NO_MEMORY_TO_VERIFY)
+
+
+def _release(capture: Capture) -> None:
+    """Release the pool of a capture whose allocations have no memory of their own: their addresses stay until the call is closed."""
+    if capture.addresses is not None:
+        capture.let_go()
 
 
 @contextlib.contextmanager

@@ -87,6 +87,9 @@ class Call:
     """Raises an error if a number of bytes cannot be allocated."""
     has_aliases: bool = True
     """Whether stand-ins of large inputs are addresses of `AliasedMemory`, if that can be mapped."""
+    has_memory: bool = False
+    """Whether the allocations of its captures have memory of their own."""
+    _addresses: AliasedMemory | None = None
     _aliased: list[AliasedMemory] = field(default_factory=list)
 
     def stand_ins(self, *, besides: int = 0, is_further: bool = False) -> StandIns:
@@ -133,6 +136,20 @@ class Call:
         is_here = self.inputs[group.members[0][0]].device == self.device
         return is_here and _is_large(span, written) and is_copied(group, span, written)
 
+    def addresses(self, size: int, *, is_further: bool = False) -> AliasedMemory | None:
+        """Return `size` bytes of addresses for the allocations of a capture; None if they are to have memory of their own.
+
+        They are the same each time, for a capture in place of the last one, unless it `is_further`.
+        """
+        if self.has_memory or not size:
+            return None
+        if self._addresses is None or is_further:
+            self._addresses = self._alias(size)
+            self.has_memory = self._addresses is None
+        else:
+            self._addresses.take_back()
+        return self._addresses
+
     def _alias(self, size: int, pages: int = 0) -> AliasedMemory | None:
         try:
             self._aliased.append(AliasedMemory(self.driver, self.device, size, pages))
@@ -142,6 +159,7 @@ class Call:
 
     def close(self) -> None:
         """Give aliased memory back; stand-ins must not be used any more."""
+        self._addresses = None
         while self._aliased:
             with contextlib.suppress(DriverError):  # no fault of the recording
                 self._aliased.pop().close()

@@ -145,12 +145,12 @@ def _pointer(tensor: torch.Tensor) -> c_void_p:
 class Arena:
     """Memory of a capture: blocks are handed out as the caching allocator does, from the lowest free address."""
 
-    def __init__(self, blocks: int, library: ctypes.CDLL) -> None:
+    def __init__(self, blocks: int, library: ctypes.CDLL, base: int = 0) -> None:
         import torch
 
         self._library = library
         self._memory = torch.full(((blocks + 1) * BLOCK // 4,), float("nan"))
-        self._base = -(-self._memory.data_ptr() // BLOCK) * BLOCK
+        self._base = base or -(-self._memory.data_ptr() // BLOCK) * BLOCK
         self._used: dict[int, int] = {}
         self.allocations: list[Span] = []
 
@@ -201,9 +201,11 @@ class Emulator:
         """Return an empty graph."""
         return Graph(self._library)
 
-    def arena(self, blocks: int = 64) -> Arena:
-        """Return memory for a capture to allocate from."""
-        self._arenas.append(Arena(blocks, self._library))  # kept: what is gone must not be given out again
+    def arena(self, blocks: int = 64, base: int = 0) -> Arena:
+        """Return memory for a capture to allocate from; with a `base`, addresses from there on, at which there is memory."""
+        self._arenas.append(
+            Arena(blocks, self._library, base)
+        )  # kept: what is gone must not be given out again
         return self._arenas[-1]
 
     def fail_at(self, call: int) -> None:

@@ -25,6 +25,7 @@ from pygraphd.client.replay.stream_affinity import StreamAffinity
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from pygraphd.client.recording.aliased_memory import AliasedMemory
     from pygraphd.client.recording.recordings import Recordings
     from pygraphd.client.recording.size_slot import Size
     from pygraphd.schema.reasons import Reason
@@ -130,10 +131,10 @@ class ArenaReserves(OutputReserves):
 class Recording:
     """Records, as a capture does: results lie in the arena, and are not computed."""
 
-    def __init__(self, emulator: Emulator, state: torch.Tensor, comm: ctypes.c_int64) -> None:
+    def __init__(self, emulator: Emulator, state: torch.Tensor, comm: ctypes.c_int64, base: int = 0) -> None:
         self.graph = emulator.graph()
         self._comm = comm
-        self.arena = emulator.arena()
+        self.arena = emulator.arena(base=base)
         self._state = state
         self.drawn = 0
         self.attentions = 0
@@ -267,6 +268,7 @@ class HostRecorder:
         self.reserves: list[Sequence[OutputReserve]] = []
         self.backings: list[int] = []
         self.free = 1 << 40
+        self.addresses = 0
         self.refuses: str | None = None
         self._capturing = False
         self.current_device = 0
@@ -297,6 +299,7 @@ class HostRecorder:
         reserves: Sequence[OutputReserve] = (),
         *,
         backing: int = 0,
+        addresses: AliasedMemory | None = None,
         is_shifted: bool = False,
     ) -> Capture:
         self.captures += 1
@@ -306,7 +309,8 @@ class HostRecorder:
         if self.refuses is not None:
             raise TransientError(self.refuses)
         state = self._allocator.tensor(torch.zeros(BLOCK // 4))
-        recording = Recording(self._emulator, state, self.launching.comm)
+        base = addresses.free.start if addresses is not None else 0
+        recording = Recording(self._emulator, state, self.launching.comm, base)
         self.operations = recording
         if is_shifted:
             recording.arena.allocate(1)
@@ -333,8 +337,12 @@ class HostRecorder:
             pool=recording,
             reserves=tuple(reserves),
             backing=backing,
+            addresses=addresses,
             allocated=tuple(recording.reserves.allocated),
         )
+
+    def addresses_for_capture(self) -> int:
+        return self.addresses
 
     def why_not(self) -> str | None:
         return self.refuses

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.backend.driver import Driver
+    from pygraphd.client.recording.aliased_memory import AliasedMemory
     from pygraphd.client.recording.capture import Capture
     from pygraphd.client.recording.output_reserves import OutputReserve
 
@@ -53,8 +54,11 @@ class Seeing(CudaRecorder):
         reserves: Sequence[OutputReserve] = (),
         *,
         backing: int = 0,
+        addresses: AliasedMemory | None = None,
         is_shifted: bool = False,
     ) -> Capture:
-        capture = super().capture(launch, inputs, reserves, backing=backing, is_shifted=is_shifted)
+        capture = super().capture(
+            launch, inputs, reserves, backing=backing, addresses=addresses, is_shifted=is_shifted
+        )
         self._seen.note(self.driver, capture.graph)
         return capture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import ctypes
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -156,6 +157,17 @@ def _clean_up_after_capture(
 def release_pool(device_index: int, pool: Pool) -> None:
     """Drop one reference to a pool: its free memory returns to the driver when the allocator next empties its cache."""
     torch._C._cuda_releasePool(device_index, pool)
+
+
+def pool_served_by(allocate: int, release: int) -> Pool:
+    """Return a pool that gets its memory from two functions in C, given by their addresses. `release_pool` is called twice for it."""
+    allocator = torch._C._cuda_customAllocator(allocate, release)
+    pool = torch.cuda.MemPool(allocator)
+    for each in (allocator, pool):
+        # Never destroyed: that would empty the allocator's cache, which ends the process while another thread captures.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+    first, second = pool.id
+    return first, second
 
 
 def empty_cache() -> None:

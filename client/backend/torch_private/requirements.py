@@ -102,6 +102,8 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._cuda_beginAllocateCurrentThreadToPool"),
     ("torch", "_C._cuda_endAllocateToPool"),
     ("torch", "_C._cuda_releasePool"),
+    ("torch", "_C._cuda_customAllocator"),
+    ("torch.cuda", "MemPool.id"),
     ("torch.cuda", "graph_pool_handle"),
     ("torch.cuda", "CUDAGraph.raw_cuda_graph"),
     ("torch.cuda", "CUDAGraph.register_generator_state"),

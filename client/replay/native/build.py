@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 SOURCE = Path(__file__).with_name("helper.c")
-PARTS = tuple(SOURCE.with_name(name) for name in ("fused_replay.h", "exec_table.h"))
+PARTS = tuple(SOURCE.with_name(name) for name in ("fused_replay.h", "exec_table.h", "capture_arena.h"))
 _NAME = "helper"
 _COMPILERS = ("gcc", "clang", "cc")
 _SPAWN_S = 5.0

@@ -231,6 +231,7 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given)
 
 #include "exec_table.h"
 #include "fused_replay.h"
+#include "capture_arena.h"
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
@@ -245,6 +246,10 @@ static PyMethodDef methods[] = {
      "most; `numbers`: see `table_numbers`. make(stream) returns another executable or None, fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, number of nodes written), or None if the call does not fit."},
+    {"arena_range", arena_range, METH_VARARGS,
+     "arena_range(next, end): have the functions of `arena_functions` hand out these addresses; return the next one of the range before."},
+    {"arena_functions", arena_functions, METH_NOARGS,
+     "arena_functions(): return the addresses of functions that allocate and release, for a pluggable allocator of PyTorch's."},
     {"tick", tick, METH_NOARGS, "tick(): return the next number in the order of all calls."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(replays, integers, conditions, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if each of\n"

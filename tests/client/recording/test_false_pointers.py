@@ -257,7 +257,7 @@ def test_what_both_captures_allocate_a_multiple_of_4_gib_apart_is_told(
     """As with expandable segments, where each pool begins at such an address."""
     usual = case.emulator.arena
 
-    def at_edge(blocks: int = 64) -> Any:
+    def at_edge(blocks: int = 64, base: int = 0) -> Any:
         made = usual(blocks)
         made._memory = edges.room().view(torch.float32).fill_(float("nan"))
         made._base = made._memory.data_ptr()

@@ -1,0 +1,142 @@
+"""A capture's allocations are addresses over aliased memory, which are there until its replay is verified."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.verification import Verification
+from pygraphd.client.replay.relocation_table import PAGE, Span
+from tests.support.recording_case import Case, Recording, add, case
+
+if TYPE_CHECKING:
+    from pygraphd.client.recording.capture import Capture
+    from pygraphd.client.replay.native.ffi import TensorOps
+    from tests.support.emulator import Emulator
+    from tests.support.recording_case import Operations
+
+__all__ = ["case"]  # a fixture
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
+
+
+@pytest.fixture
+def aliased(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[Capture]:
+    """Have captures get addresses only; returns what is captured."""
+    captures: list[Capture] = []
+    capture = case.recorder.capture
+
+    def noted(*arguments: Any, **named: Any) -> Capture:
+        captures.append(capture(*arguments, **named))
+        return captures[-1]
+
+    case.recorder.addresses = 64 * PAGE
+    monkeypatch.setattr(case.recorder, "capture", noted)
+    return captures
+
+
+def test_addresses_are_handed_out_from_front_to_back(loaded_helper: TensorOps) -> None:
+    allocate = ALLOCATE(loaded_helper.arena_functions()[0])
+    loaded_helper.arena_range(PAGE, 5 * PAGE)
+    try:
+        assert [allocate(size, 0, None) for size in (1, PAGE + 1, 0, 2 * PAGE, PAGE, 1)] == [
+            PAGE, 2 * PAGE, None, None, 4 * PAGE, None,
+        ]  # fmt: skip
+    finally:
+        assert loaded_helper.arena_range(0, 0) == 5 * PAGE
+    assert allocate(1, 0, None) is None
+
+
+def test_addresses_that_are_used_further_get_memory_of_their_own(emulator: Emulator) -> None:
+    memory = AliasedMemory(emulator.driver, CPU, 8 * PAGE, 2)
+    start, whole = memory.free.start, memory.whole
+    memory.take_up_to(start + 5 * PAGE)
+    memory.give_own_memory([Span(start + 2 * PAGE + 512, start + 2 * PAGE + 1024)])
+    memory.take_back()
+    assert memory.free.start == start + 5 * PAGE
+
+    whole.fill_(1)
+    whole[2 * PAGE :][: 2 * PAGE].fill_(2)
+    memory.close()
+
+    assert whole[::PAGE].tolist() == [1, 1, 2, 2, 1, 1, 1, 1]
+    (kept,) = emulator.driver.kept
+    kept.close()
+
+
+def test_a_replay_is_verified_without_the_pool_of_its_capture(
+    case: Case, aliased: list[Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[bool] = []
+    init = Verification.__init__
+
+    def noted(verification: Verification, *arguments: Any, **named: Any) -> None:
+        released.append(case.recorder.recordings[-1].released)
+        init(verification, *arguments, **named)
+
+    monkeypatch.setattr(Verification, "__init__", noted)
+    run = case.make(add)
+    for value in range(4):
+        assert run([case.floats(value, 1), case.floats(1, 2)])[0].tolist() == [value + 1, 3]
+
+    assert released == [True]
+    assert [each.addresses is not None for each in aliased] == [True]
+    case.expect(captured=1)
+    assert case.emulator.live_memory() == 0
+
+
+def test_a_further_capture_has_other_addresses(case: Case, aliased: list[Capture]) -> None:
+    released: list[list[bool]] = []
+    case.recorder.between = lambda: released.append([each.released for each in case.recorder.recordings])
+    run = case.make(lambda operations, inputs: (operations.first(inputs[0], 2),))
+    for value in range(4):
+        assert run([case.floats(value, 1, 2)])[0].tolist() == [value, 1]
+
+    assert released == [[], [True]]
+    first, second = (each.spans[0] for each in aliased)
+    assert first.end <= second.start or second.end <= first.start
+    case.expect(captured=1)
+
+
+@pytest.mark.usefixtures("aliased")
+@pytest.mark.parametrize("what", ["reads", "writes"])
+def test_a_missed_address_of_the_capture_is_found(case: Case, what: str) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        made = operations.add(inputs[0], inputs[0])
+        if isinstance(operations, Recording) and what == "writes":
+            operations.hide(made)
+        return made, operations.look_up(made) if what == "reads" else operations.add(made, made)
+
+    run = case.make(body)
+    for _ in range(6):
+        assert run([case.floats(1, 2)])[0].tolist() == [2, 4]
+
+    case.expect(captured=0)
+    found = "output 1 differs" if what == "reads" else "it writes to where it was recorded"
+    assert (run.refusal or "").startswith(f"verification: {found}")
+
+
+def test_where_there_are_too_few_addresses_the_capture_gets_memory(
+    case: Case, aliased: list[Capture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture = case.recorder.capture
+
+    def fails(*arguments: Any, **named: Any) -> Capture:
+        if named["addresses"] is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return capture(*arguments, **named)
+
+    monkeypatch.setattr(case.recorder, "capture", fails)
+    run = case.make(add)
+    for value in range(4):
+        assert run([case.floats(value, 1), case.floats(1, 2)])[0].tolist() == [value + 1, 3]
+
+    assert [each.addresses for each in aliased] == [None]
+    case.expect(captured=1)
+    assert case.emulator.live_memory() == 0
