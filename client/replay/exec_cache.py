@@ -63,22 +63,27 @@ class Executables:
         stream: int,
         note: Callable[[str], None],
     ) -> None:
-        """Make the first executable; `note` is called with the reason when another one cannot be made. Raises DriverError."""
+        """Make the first executable, unless the graph copies; then it is made at the first call.
+
+        The driver has an executable copy only between memory that is mapped as at its instantiation, and a capture may have had
+        addresses of aliased memory. `note` is called with the reason when another executable cannot be made. Raises DriverError.
+        """
         self._driver = driver
         self._graph = graph
         self._parameters = parameters
         self._segments = segments
         self._bind = ops.bind
         self._note = note
-        self._handles = [driver.instantiate(graph, stream)]
+        self._handles = [] if parameters.has_copies else [driver.instantiate(graph, stream)]
         self.table: Any = None
         """The table, which holds this object through `_make`: only `close` ends both."""
         try:
             numbers = table_numbers(segments, parameters.writes)
             nodes = len(parameters)
             limits = (most_executables(nodes), least_to_write(nodes), IDLE_CALLS)
+            first = next(iter(self._handles), 0)
             self.table = ops.table(
-                numbers, parameters.words, self._handles[0], *limits, self._make, parameters.fail_to_write
+                numbers, parameters.words, first, *limits, self._make, parameters.fail_to_write
             )
         except BaseException:
             self.close()
@@ -91,14 +96,18 @@ class Executables:
     def _make(self, stream: int) -> int | None:
         """Return another executable, bound to the addresses in the node parameters; None if it cannot be made.
 
-        The graph is written first: the addresses at which it was recorded may be unmapped by now, and the driver checks those of copies
-        and memsets when it instantiates.
+        Raises DriverError if it would be the first one. The graph is written before: the addresses at which it was recorded may be
+        unmapped by now, and the driver checks those of copies and memsets when it instantiates. Kernels of the first one are written as
+        at any call.
         """
+        is_first = not self._handles
         try:
             with self._driver.relaxed():
-                self._parameters.write_graph()
+                self._parameters.write_graph(but_kernels=is_first)
                 self._handles.append(self._driver.instantiate(self._graph, stream))
         except DriverError as error:
+            if is_first:
+                raise
             self._note(f"{ONE_LESS}: {error}")
             return None
         return self._handles[-1]

@@ -126,13 +126,20 @@ class Parameters:
         """Return the number of nodes that can be written."""
         return len(self._nodes)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether some node copies or sets memory, outside of any kernel."""
+        return any(node.node_type is not NodeType.KERNEL for node in self._nodes)
+
     def fail_to_write(self, code: int, node: int) -> NoReturn:
         """Raise DriverError with the code that a write of a node has returned."""
         raise DriverError(f"writing a {self._nodes[node].node_type.name} node", code)
 
-    def write_graph(self) -> None:
-        """Write all words into the graph itself, so that it is instantiated with them; raises DriverError."""
+    def write_graph(self, *, but_kernels: bool = False) -> None:
+        """Write all words, or those of copies and memsets only, into the graph itself, so that it is instantiated with them; raises DriverError."""
         for node, (_, handle, struct, *_) in zip(self._nodes, self.writes, strict=True):
+            if but_kernels and node.node_type is NodeType.KERNEL:
+                continue
             self._driver.write_node(node.node_type, handle, struct)
 
     def _lay_out(self) -> None:

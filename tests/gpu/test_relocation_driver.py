@@ -84,8 +84,20 @@ NEVER_FAIL = frozenset(
 )  # fmt: skip
 
 
-FOR_A_SHORTER_WAY = frozenset({"cuMemcpyDtoH_v2", "cuStreamBatchMemOp_v2"})
-"""What finds out where the generator's state lies: without it PyTorch writes that, and the recording is used."""
+FOR_A_SHORTER_WAY = frozenset(
+    {
+        "cuMemcpyDtoH_v2",
+        "cuStreamBatchMemOp_v2",
+        "cuMemAddressReserve",
+        "cuMemAddressFree",
+        "cuMemCreate",
+        "cuMemRelease",
+        "cuMemMap",
+        "cuMemUnmap",
+        "cuMemSetAccess",
+    }
+)
+"""Calls without which a recording is made all the same: PyTorch writes the generator's state, and a capture gets memory of its own."""
 
 
 class FailingCalls:

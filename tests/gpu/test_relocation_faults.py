@@ -128,12 +128,12 @@ def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> N
 def test_memory_may_run_out_within_a_capture(
     relocated: Relocated, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    from pygraphd.client.recording import capture
+    from pygraphd.client.recording.capture_pool import CapturePool
 
-    original = capture._Pool.capturing
+    original = CapturePool.capturing
 
     @contextlib.contextmanager
-    def capturing(pool: capture._Pool, graph: Any) -> Iterator[None]:
+    def capturing(pool: CapturePool, graph: Any) -> Iterator[None]:
         with original(pool, graph):
             if at == "end":
                 yield
@@ -144,7 +144,7 @@ def test_memory_may_run_out_within_a_capture(
     expected = run(a)
     before = reserved()
     with monkeypatch.context() as patch:
-        patch.setattr(capture._Pool, "capturing", capturing)
+        patch.setattr(CapturePool, "capturing", capturing)
         for _ in range(3):
             assert torch.equal(run(a.clone()), expected)
 

@@ -92,6 +92,9 @@ static int lay_out(Table *table) {
     return (const uint64_t *)(table->writes + numbers[WRITES]) + numbers[MEMBERS] == end && table->inputs <= table->count;
 }
 
+/* Returns the addresses of the members at which the graph was recorded. */
+static const uint64_t *recorded(const Table *table) { return (const uint64_t *)(table->writes + table->node_count); }
+
 /* Adds an executable that is bound to these addresses; returns NULL with an exception set. */
 static Executable *add(Table *table, uint64_t handle, uint64_t hash, const uint64_t *at) {
     Executable *added = &table->all[table->made];
@@ -115,9 +118,8 @@ static int begin_table(Table *table, PyObject *numbers, PyObject *parameters, un
         PyErr_NoMemory();
         return -1;
     }
-    const uint64_t *at = (const uint64_t *)(table->writes + table->node_count);
-    memcpy(table->words_at, at, table->count * sizeof(uint64_t));
-    return add(table, handle, 0, at) == NULL ? -1 : 0;
+    memcpy(table->words_at, recorded(table), table->count * sizeof(uint64_t));
+    return handle != 0 && add(table, handle, 0, recorded(table)) == NULL ? -1 : 0;
 }
 
 static PyObject *table(PyObject *module, PyObject *args) {
@@ -274,8 +276,8 @@ static int write_noted(Table *table, Executable *executable, uint64_t hash) {
     return -1;
 }
 
-/* Returns a new executable bound to the call's addresses; NULL with an exception set, or without one if none can be made. */
-static Executable *another_executable(Table *table, uint64_t hash, void *stream) {
+/* Returns a new executable, added as bound to the addresses `at`; NULL with an exception set, or without one if none can be made. */
+static Executable *another_executable(Table *table, uint64_t hash, const uint64_t *at, void *stream) {
     follow(table);
     PyObject *made = PyObject_CallFunction(table->make, "K", (unsigned long long)(uintptr_t)stream);
     if (made == NULL) return NULL;
@@ -283,7 +285,7 @@ static Executable *another_executable(Table *table, uint64_t hash, void *stream)
     int failed = PyErr_Occurred() != NULL, none = made == Py_None;
     Py_DECREF(made);
     if (none) table->limit = table->made;
-    return failed || none ? NULL : add(table, handle, hash, table->now);
+    return failed || none ? NULL : add(table, handle, hash, at);
 }
 
 /* Returns the least recently used executable if its last use is long ago, else the first. */
@@ -300,7 +302,7 @@ static Executable *rebound_executable(Table *table, uint64_t hash, void *stream)
     table->written = to_be_written(table, to->at);
     if (table->written < 0) return NULL;
     if (was_seen(table, hash) && table->written >= table->worth) {
-        Executable *made = table->made < table->limit ? another_executable(table, hash, stream) : NULL;
+        Executable *made = table->made < table->limit ? another_executable(table, hash, table->now, stream) : NULL;
         if (made != NULL || PyErr_Occurred()) return made;
         to = idle_or_first(table);
         table->written = to_be_written(table, to->at);
@@ -310,6 +312,8 @@ static Executable *rebound_executable(Table *table, uint64_t hash, void *stream)
 
 /* Returns an executable bound to the call's addresses; NULL as `rebound_executable` does. */
 static Executable *bound_executable(Table *table, void *stream) {
+    /* Its kernels are written as if it were bound to where it was recorded. */
+    if (table->made == 0 && (to_be_written(table, recorded(table)) < 0 || another_executable(table, 0, recorded(table), stream) == NULL)) return NULL;
     Executable *latest = &table->all[table->latest], *found = &table->all[latest->next];
     table->written = 0;
     table->calls++;

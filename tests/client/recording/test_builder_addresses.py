@@ -203,7 +203,7 @@ def test_every_driver_call_may_fail_and_nothing_is_left_behind(recorder: Recorde
 
     before = emulator.live()
     needed = attempt(0)
-    assert needed == 16
+    assert needed == 18
     for call in range(1, needed + 1):
         attempt(call)
         assert emulator.live() == before, f"call {call}"

@@ -180,7 +180,7 @@ def test_where_another_executable_cannot_be_had_one_is_enough(
 def test_an_interrupt_while_another_executable_is_made_leaves_none_bound_to_old_addresses(
     doubling: Doubling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(_: Parameters) -> None:
+    def interrupted(*_: object, **_others: object) -> None:
         raise KeyboardInterrupt
 
     first, second = doubling.places(2)
