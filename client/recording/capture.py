@@ -296,6 +296,11 @@ class CudaRecorder:
         free = int(self._unreserved() + reserved - torch.cuda.memory_allocated(self.device))
         return min(free, self._memory_bytes or free)
 
+    def below_peak(self) -> int:
+        """Return how many bytes may be allocated now without PyTorch having to reserve more than it did at a time."""
+        peak, used = torch.cuda.max_memory_reserved(self.device), torch.cuda.memory_allocated(self.device)
+        return int(peak - used)
+
     def _unreserved(self) -> int:
         """Return how many bytes PyTorch could still reserve on the device."""
         free, total = torch.cuda.mem_get_info(self.device)

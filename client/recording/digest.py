@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 COLUMNS = 1024
 """64-bit words in a row of a checksum."""
+ROWS = PIECE_BYTES // (8 * COLUMNS)
+"""Rows of which the sums are taken at once: these need as much memory as the rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +39,12 @@ def checksum(memory: torch.Tensor) -> torch.Tensor:
     if begin == end:
         return torch.cat(around)
     rows = memory[begin:end].view(torch.int64).view(-1, COLUMNS)
-    weights = torch.arange(1, 2 * len(rows), 2, device=memory.device)
-    return torch.cat([rows.sum(0), (rows.sum(1) * weights).sum().reshape(1), *around])
+    sums = torch.zeros(COLUMNS + 1, dtype=torch.int64, device=memory.device)
+    for first in range(0, len(rows), ROWS):
+        piece = rows[first:][:ROWS]
+        weights = torch.arange(2 * first + 1, 2 * (first + len(piece)), 2, device=memory.device)
+        sums += torch.cat([piece.sum(0), (piece.sum(1) * weights).sum().reshape(1)])
+    return torch.cat([sums, *around])
 
 
 def digest_of(tensor: torch.Tensor) -> Digest:

@@ -32,6 +32,7 @@ from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, UNDECIDABLE, CapturedCall
+from pygraphd.client.recording.host_copies import for_host
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
 from pygraphd.client.recording.size_slot import Persistence, Refusal
 from pygraphd.client.recording.stand_ins import Call, StandIns
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.decisions.ranks.lockstep import Lockstep
+    from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.comparison import Disagreement
     from pygraphd.client.recording.output_reserves import OutputReserve
@@ -374,12 +376,17 @@ class Pipeline:
         # The call itself must get its memory, unless that of the replay is released before.
         beside = memory if in_full is None or in_full else 0
         is_short = copies + memory + beside > self._recorder.free_bytes()
+        on_host: InputGroups = []
         # The callable runs on aliased copies as well, which would have its collectives run on this rank alone.
         aliased = call.aliased_copies(written) if written and is_short and lockstep is None else None
         if aliased is not None:
             # Twice, since the callable runs on them, too.
             copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
             copies, beside = copies + aliased.memory.nbytes, memory
+        elif in_full == frozenset() and not is_doubted and lockstep is None:
+            if copies + memory + beside > self._recorder.below_peak():
+                on_host = for_host(call.groups, call.inputs, written, call.device)
+                copies -= sum(span.size for _, span in on_host)
         elif is_doubted:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2
         self._make_sure_of(copies + memory + beside)
@@ -399,6 +406,7 @@ class Pipeline:
             in_full=in_full,
             aliased=aliased,
             launch=self._launch,
+            on_host=on_host,
             run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),
         )
 

@@ -1,7 +1,8 @@
 """Verifies on a real call that a recording computes what the compiled callable does, before it serves a call.
 
 The recording runs first, on poisoned memory and on copies of the small inputs and of all inputs that it may write. Large inputs that
-it only reads are read in place, and checksums show that they have not changed. Then the callable runs as KERNELS on the inputs
+it only reads are read in place, and checksums show that they have not changed. Where copies of large inputs that it writes would raise
+the peak memory, it writes these in place, and they get their values back from the host. Then the callable runs as KERNELS on the inputs
 themselves, with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets the outputs of KERNELS.
 """
 
@@ -25,6 +26,7 @@ from pygraphd.client.recording.comparison import (
     tolerance_of,
 )
 from pygraphd.client.recording.digest import Digest, checksum, digest_of, unequal
+from pygraphd.client.recording.host_copies import HostCopies
 from pygraphd.client.recording.stand_ins import (
     LARGE,
     bytes_of,
@@ -87,6 +89,7 @@ class Verification:
         in_full: Collection[int] | None = None,
         aliased: AliasedCopies | None = None,
         launch: Runnable | None = None,
+        on_host: InputGroups = (),
         run: Callable[[list[Any], list[torch.Tensor]], Any] | None = None,
     ) -> None:
         """Run the replay, by `run` if that is given, and set the generator back.
@@ -100,13 +103,16 @@ class Verification:
 
         Inputs with `aliased` copies are not copied. A replay on aliased copies computes other values than KERNELS on the inputs. So `launch`
         runs on aliased copies as well, and results are compared at once. Raises `NoMemoryError` if they differ, maybe because of the aliases.
+
+        The replay writes the inputs of the groups `on_host` in place. Of these there are digests, so `in_full` must name none of them.
         """
         self._inputs = list(inputs)
         self._replay: Replay | None = replay
         self._written = written
         groups = groups_of(inputs, groups)
         self._aliased = aliased
-        self._copies = self._copied(groups)
+        self._on_host = HostCopies(inputs, on_host)
+        self._copies = self._copied([each for each in groups if each not in on_host])
         self._kept = copies_of(inputs, groups, written) if keeps_inputs else None
         read_only = [
             bytes_of(inputs[group.members[0][0]], span)
@@ -120,32 +126,45 @@ class Verification:
         self._generator = generator
         self._began = generator.get_offset() if generator is not None else 0
         try:
-            self._outputs = (run or replay.run)(list(self._copies), self._memory)
+            self._replay_once(run or replay.run)
+            # Now, so that this memory can be released before the callable needs as much.
+            compared = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
+            after = [*map(checksum, read_only)]
+            changed = read(
+                [torch.ne(each, held).any() for each, held in (*compared, *zip(after, before, strict=True))]
+            )
+            if any(changed[len(compared) :]):
+                raise NotRelocatableError(WROTE_TO_INPUT)
+            self._wrote_between = bool(between) and changed[0]
+            self._wrote_to_old = any(changed[len(between[:1]) :])
+            if in_full is not None and aliased is None:
+                self._release_but(in_full)
         finally:
+            self._on_host.put_back()
+        if aliased is not None and launch is not None and not (self._wrote_between or self._wrote_to_old):
+            self._compare_aliased(aliased, groups, launch)
+
+    def _replay_once(self, run: Callable[[list[Any], list[torch.Tensor]], Any]) -> None:
+        """Replay on the copies, and set the generator back."""
+        try:
+            self._outputs = run(list(self._copies), self._memory)
+        finally:
+            generator = self._generator
             self._ended = generator.get_offset() if generator is not None else 0
             self.random = self._ended != self._began
             """Whether the recording has drawn random numbers."""
             self._put_generator(self._began)
         self._outside = self._outputs_outside()
-        # Now, so that this memory can be released before the callable needs as much.
-        compared = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
-        after = [*map(checksum, read_only)]
-        changed = read(
-            [torch.ne(each, held).any() for each, held in (*compared, *zip(after, before, strict=True))]
-        )
-        if any(changed[len(compared) :]):
-            raise NotRelocatableError(WROTE_TO_INPUT)
-        self._wrote_between = bool(between) and changed[0]
-        self._wrote_to_old = any(changed[len(between[:1]) :])
-        if aliased is not None and launch is not None and not (self._wrote_between or self._wrote_to_old):
-            self._compare_aliased(aliased, groups, launch)
-        elif in_full is not None and aliased is None:
-            self._release_but(in_full)
 
     def _release_but(self, in_full: Collection[int]) -> None:
         """Release the replay's memory and large copies of inputs; keep the values `in_full`, small ones, and digests of the others."""
         values, count, left = [*self._outputs, *self._copies], len(self._outputs), KEPT_BYTES
-        copies = [mine for mine, given in zip(self._copies, self._inputs, strict=True) if mine is not given]
+        in_place = {count + index for index in self._on_host.indices}
+        copies = [
+            values[index]
+            for index, given in enumerate(self._inputs, start=count)
+            if values[index] is not given or index in in_place
+        ]
         goes = _storages((*copies, *self._memory))
         for index in sorted(_storages(values), key=lambda each: values[each].nbytes):
             value = values[index]
@@ -153,7 +172,7 @@ class Verification:
                 continue
             if index < count and (index in self._undefined or not value.numel()):
                 values[index] = Digest(form(value), None)
-            elif index >= count and (index in in_full or value.nbytes <= LARGE):
+            elif index >= count and index not in in_place and (index in in_full or value.nbytes <= LARGE):
                 continue  # it has memory of its own
             elif index in in_full:
                 values[index] = _clone(value)

@@ -267,7 +267,8 @@ class HostRecorder:
         """How many captures there had been each time that the allocator's cache was emptied before one."""
         self.reserves: list[Sequence[OutputReserve]] = []
         self.backings: list[int] = []
-        self.free = 1 << 40
+        self.free = self.peak = 1 << 40
+        """Bytes that may be allocated, in all and without reserving more than ever before."""
         self.addresses = 0
         self.refuses: str | None = None
         self._capturing = False
@@ -364,6 +365,9 @@ class HostRecorder:
 
     def free_bytes(self) -> int:
         return self.free
+
+    def below_peak(self) -> int:
+        return self.peak
 
     @property
     def capturing(self) -> bool:

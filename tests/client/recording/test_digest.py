@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.recording import pipeline, verification
+from pygraphd.client.recording import host_copies, pipeline, verification
 from pygraphd.client.recording.digest import COLUMNS, checksum, digest_of, unequal
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case, Recording, case
@@ -157,3 +157,69 @@ def test_a_wrong_recording_is_refused(case: Case, what: str) -> None:
     name = "output 0" if what == "reads" else "input 1"
     assert (run.refusal or "").startswith(f"verification: {name} differs")
     assert run.refused_for_good
+
+
+@pytest.fixture
+def on_host(case: Case, by_digests: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have replays write inputs in place, however small; return the copies of each on the host."""
+    monkeypatch.setattr(host_copies, "LARGE", 0)
+    monkeypatch.setattr(host_copies, "LEAST_BYTES", 1)
+    case.recorder.peak = 0
+    made = list[Any]()
+
+    class Noted(host_copies.HostCopies):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append([kept.view(torch.float32).tolist() for _, kept in self._pairs])
+
+    monkeypatch.setattr(verification, "HostCopies", Noted)
+    return made
+
+
+def test_inputs_that_are_written_in_place_have_their_values_when_kernels_run(
+    case: Case, on_host: list[Any]
+) -> None:
+    seen = list[Any]()
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if not isinstance(operations, Recording):
+            seen.append(inputs[0].tolist())
+        operations.accumulate(inputs[0], inputs[1])
+        return operations.add(inputs[0], inputs[1]), operations.first(inputs[0], 1)
+
+    run = case.made(body, GraphFacts(written=frozenset({0})))
+    total = case.floats(0, 0)
+    for i in range(1, 5):
+        assert [each.tolist() for each in run([total, case.floats(1, 2)])] == [[i + 1, 2 * i + 2], [i]]
+        assert total.tolist() == [i, 2 * i]
+
+    case.expect(captured=1)
+    assert on_host == [[[1, 2]]]
+    assert seen == [[0, 0], [1, 2]]
+
+
+@pytest.mark.parametrize("fails", ["wrong values", "an error"])
+def test_inputs_that_were_written_in_place_are_as_they_were_if_it_fails(
+    case: Case, on_host: list[Any], monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """With other values it is recorded again, with copies on the device, and refused then."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0], inputs[1])
+        if isinstance(operations, Recording) and fails == "wrong values":
+            operations.accumulate(inputs[0], inputs[1])
+        return (operations.add(inputs[0], inputs[0]),)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("for a test")
+
+    if fails == "an error":
+        monkeypatch.setattr(verification, "read", fail)
+    run = case.made(body, GraphFacts(written=frozenset({0})))
+    total = case.floats(0, 0)
+    for i in range(1, 7):
+        assert run([total, case.floats(1, 2)])[0].tolist() == [2 * i, 4 * i]
+        assert total.tolist() == [i, 2 * i]
+
+    case.expect(captured=0)
+    assert on_host[0] == [[1, 2]]

@@ -1,0 +1,51 @@
+"""Keeps inputs that a replay writes on the host, where copies of them on the device would raise the process's peak memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.recording.stand_ins import LARGE, bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    import torch
+
+    from pygraphd.client.recording.alias_sets import InputGroups
+
+LEAST_BYTES = 32 << 20
+"""With fewer bytes in the large inputs that a graph writes, these are copied on the device: it raises the peak by little."""
+MOST_BYTES = 2 << 30
+"""With more bytes, copying them to the host and back would take seconds."""
+
+
+def for_host(
+    groups: InputGroups, inputs: Sequence[Any], written: Collection[int] | None, device: torch.device
+) -> InputGroups:
+    """Return the groups of inputs that may be kept on the host while a replay writes them; none if that is not worth it."""
+    if written is None:
+        return []
+    chosen = [
+        (group, span)
+        for group, span in groups
+        if span.size > LARGE
+        and any(index in written for index, _ in group.members)
+        and inputs[group.members[0][0]].device == device
+    ]
+    return chosen if LEAST_BYTES <= sum(span.size for _, span in chosen) <= MOST_BYTES else []
+
+
+class HostCopies:
+    """The values of some inputs, copied to the host."""
+
+    def __init__(self, inputs: Sequence[Any], groups: InputGroups) -> None:
+        """Copy the inputs of these groups. Raises the error of `bytes_of`."""
+        self.indices = frozenset(index for group, _ in groups for index, _ in group.members)
+        places = [bytes_of(inputs[group.members[0][0]], span) for group, span in groups]
+        self._pairs = [(place, place.to("cpu", copy=True)) for place in places]
+
+    def put_back(self) -> None:
+        """Give the inputs their values again."""
+        while self._pairs:
+            place, kept = self._pairs.pop()
+            place.copy_(kept)
