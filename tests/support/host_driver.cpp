@@ -49,9 +49,10 @@ CALL(cuGraphInstantiateWithFlags, void** executable, void* graph, uint64_t) {
         if (lies_in_memory_that_is_gone(*node)) return kInvalidValue;
     auto* made = new Executable;
     for (Node* node : static_cast<Graph*>(graph)->nodes) {
-        made->order.push_back(new Node);
-        copy_node(*node, *made->order.back());
-        made->by_handle[node] = made->order.back();
+        Node* copy = made->by_handle[node] = new Node;
+        copy_node(*node, *copy);
+        copy->mapping = node->type == 1 ? mapping_of(node->copy) : mapping_of(node->set);
+        made->order.push_back(copy);
     }
     ++state.executables;
     *executable = made;
@@ -136,10 +137,11 @@ CALL(cuGraphExecKernelNodeSetParams_v2, void* executable, void* handle, const Ke
     return 0;
 }
 
+// A copy or memset stays between memory that is mapped as at the instantiation; a node of the graph itself may get any.
 CALL(cuGraphExecMemcpyNodeSetParams, void* executable, void* handle, const MemcpyParams* params, void* context) {
     FAIL_IF_ASKED;
     Node* node = at(executable, handle);
-    if (!node || node->type != 1 || !context) return kInvalidValue;
+    if (!node || node->type != 1 || !context || mapping_of(*params) != node->mapping) return kInvalidValue;
     node->copy = *params;
     return 0;
 }
@@ -147,7 +149,7 @@ CALL(cuGraphExecMemcpyNodeSetParams, void* executable, void* handle, const Memcp
 CALL(cuGraphExecMemsetNodeSetParams, void* executable, void* handle, const MemsetParams* params, void* context) {
     FAIL_IF_ASKED;
     Node* node = at(executable, handle);
-    if (!node || node->type != 2 || !context) return kInvalidValue;
+    if (!node || node->type != 2 || !context || mapping_of(*params) != node->mapping) return kInvalidValue;
     node->set = *params;
     return 0;
 }
@@ -221,12 +223,14 @@ CALL(cuMemAddressReserve, uint64_t* address, size_t size, size_t, uint64_t, uint
     munmap(whole, start - whole);
     if (start < whole + kPage) munmap(start + size, whole + kPage - start);
     *address = reinterpret_cast<uint64_t>(start);
-    state.reserved += size;
+    state.reserved[*address] = *address + size;
     return 0;
 }
 
 CALL(cuMemAddressFree, uint64_t address, size_t size) {
-    state.reserved -= size;
+    const auto found = state.reserved.find(address);
+    if (found == state.reserved.end() || found->second != address + size) return kInvalidValue;
+    state.reserved.erase(found);
     munmap(reinterpret_cast<void*>(address), size);
     return failure();
 }
@@ -334,4 +338,4 @@ extern "C" long emulator_calls() { return state.calls; }
 extern "C" long emulator_early_writes() { return state.early_writes; }
 extern "C" long emulator_live_graphs() { return state.graphs; }
 extern "C" long emulator_live_executables() { return state.executables; }
-extern "C" long emulator_live_memory() { return state.reserved + state.mapped + state.allocated; }
+extern "C" long emulator_live_memory() { return static_cast<long>(state.reserved.size()) + state.mapped + state.allocated; }

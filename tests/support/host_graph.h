@@ -89,6 +89,7 @@ struct Node {
     Arguments arguments;
     MemcpyParams copy{};
     MemsetParams set{};
+    std::pair<bool, bool> mapping;  // of an executable's copy or memset: that of its operands when it was instantiated
 };
 
 void copy_node(const Node& from, Node& to) {
@@ -116,7 +117,8 @@ struct Executable {
 struct State {
     long calls = 0, fail_at = 0;
     long graphs = 0, executables = 0, early_writes = 0;
-    long reserved = 0, mapped = 0, allocated = 0;
+    std::map<uint64_t, uint64_t> reserved;
+    long mapped = 0, allocated = 0;
     int capture_mode = 0, stream_status = 0;
     std::vector<std::pair<uint64_t, uint64_t>> host, gone;
 };
@@ -235,7 +237,8 @@ int parameter(const Function& function, size_t index, size_t* offset, size_t* si
     return 0;
 }
 
-bool within(const std::vector<std::pair<uint64_t, uint64_t>>& ranges, uint64_t address) {
+template <typename Ranges>
+bool within(const Ranges& ranges, uint64_t address) {
     for (const auto& [start, end] : ranges)
         if (start <= address && address < end) return true;
     return false;
@@ -246,6 +249,13 @@ bool lies_in_memory_that_is_gone(const Node& node) {
     if (node.type == 1) return within(state.gone, node.copy.src.device) || within(state.gone, node.copy.dst.device);
     return node.type == 2 && within(state.gone, node.set.dst);
 }
+
+// Whether either operand lies where memory is mapped, and not allocated.
+std::pair<bool, bool> mapping_of(const MemcpyParams& copy) {
+    return {within(state.reserved, copy.src.device), within(state.reserved, copy.dst.device)};
+}
+
+std::pair<bool, bool> mapping_of(const MemsetParams& set) { return {false, within(state.reserved, set.dst)}; }
 
 Node* at(void* executable, void* node) {
     auto& nodes = static_cast<Executable*>(executable)->by_handle;

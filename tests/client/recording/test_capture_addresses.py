@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.recordings import NOT_YET
 from pygraphd.client.recording.verification import Verification
 from pygraphd.client.replay.relocation_table import PAGE, Span
 from tests.support.recording_case import Case, Recording, add, case
@@ -101,6 +102,23 @@ def test_a_further_capture_has_other_addresses(case: Case, aliased: list[Capture
     assert released == [[], [True]]
     first, second = (each.spans[0] for each in aliased)
     assert first.end <= second.start or second.end <= first.start
+    case.expect(captured=1)
+
+
+@pytest.mark.parametrize("node", ["copy", "memset"])
+def test_a_copy_or_memset_is_replayed_on_memory_that_is_allocated(
+    case: Case, aliased: list[Capture], node: str
+) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return (operations.number(inputs[0]) if node == "copy" else operations.random()[0],)
+
+    run = case.make(body)
+    values = [case.allocator.tensor(torch.tensor(value)) for value in (8, 16)]
+    results = [run([values[call % 2]])[0].item() for call in range(6)]
+
+    assert results == ([8, 16] * 3 if node == "copy" else [4, 8, 12, 16, 20, 24])
+    assert [each.addresses is not None for each in aliased] == [True]
+    assert case.report.fallbacks == {NOT_YET: 1}
     case.expect(captured=1)
 
 

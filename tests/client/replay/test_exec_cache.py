@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.replay import exec_cache
 from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, NODES_A_WRITE, ONE_LESS, WORTH
 from pygraphd.client.replay.node_params import Parameters
+from pygraphd.client.replay.relocation_table import PAGE
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -228,6 +230,67 @@ def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_captu
     assert replay.executables == 4
     assert recorder.notes == []
     assert recorder.arena.untouched()
+    replay.close()
+
+
+@pytest.fixture
+def aliased(recorder: Recorder) -> Iterator[AliasedMemory]:
+    """Have a graph recorded on aliased memory, which must not be written to."""
+    memory = AliasedMemory(recorder.emulator.driver, torch.device("cpu"), 4 * PAGE, 1)
+    memory.memory.fill_(7)
+    recorder.arena = recorder.emulator.arena(base=memory.free.start + PAGE)
+    yield memory
+    assert (memory.memory == 7).all()
+    memory.close()
+
+
+def moving(recorder: Recorder, memory: AliasedMemory, node: str) -> Replay:
+    """Record `WORTH` sums of the input onto a copy of it, or onto zeros, all on aliased memory."""
+    a, out = memory.take(8).view(torch.float32), recorder.arena.allocate(2)
+    if node == "copy":
+        recorder.graph.copy(out, a)
+    else:
+        recorder.graph.set(out, 0)
+    for _ in range(WORTH):
+        recorder.graph.accumulate(out, a)
+    return recorder.built([a], [out]).replay
+
+
+@pytest.mark.parametrize("node", ["copy", "memset"])
+def test_a_copy_or_memset_recorded_on_aliased_memory_moves_where_memory_is_allocated(
+    recorder: Recorder, aliased: AliasedMemory, node: str
+) -> None:
+    replay, times = moving(recorder, aliased, node), WORTH + (node == "copy")
+    sets = [(recorder.floats(i, 2 * i), replay.memory()) for i in range(6)]
+    executables = []
+
+    for turn in (0, 0, 1, 2, 3, 4, 5, 4, 5, 4, 5):
+        values, memory = sets[turn]
+        memory[0].fill_(7)
+        assert torch.equal(replay.run([values], memory)[0], times * values)
+        executables.append(replay.executables)
+
+    assert executables == [1] * 7 + [2] * 4
+    assert recorder.notes == []
+    replay.close()
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_where_the_first_executable_cannot_be_had_the_call_fails_and_nothing_is_left(
+    recorder: Recorder, aliased: AliasedMemory, call: int
+) -> None:
+    """It takes a driver call for the copy, one that instantiates, and one that uploads."""
+    replay, values = moving(recorder, aliased, "copy"), recorder.floats(1, 2)
+    alive = recorder.emulator.live()
+    recorder.emulator.fail_at(call)
+
+    with pytest.raises(DriverError, match="CUresult 999"):
+        replay.run([values], replay.memory())
+
+    recorder.emulator.fail_at(0)
+    assert (replay.executables, recorder.emulator.live()) == (0, alive)
+    assert torch.equal(replay.run([values], replay.memory())[0], (WORTH + 1) * values)
+    assert recorder.notes == []
     replay.close()
 
 
