@@ -243,6 +243,9 @@ def _read_memcpy(driver: Driver, handle: int) -> _Node:
     for side in ("src", "dst"):
         if not _on_device(driver, getattr(struct, f"{side}MemoryType"), getattr(struct, f"{side}Device")):
             raise NotRelocatableError("it copies from or to memory of the host")
+    if struct.Height > 1 or struct.Depth > 1:
+        # In an executable, the driver never writes one: each call at other addresses would fail.
+        raise NotRelocatableError("it holds a MEMCPY node of several dimensions")
     words = (Memcpy3D.srcDevice.offset // WORD, Memcpy3D.dstDevice.offset // WORD)
     return _Node(
         handle,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_graph": ((), c_void_p),
     "emulator_add_kernel": ((c_void_p, c_char_p, c_void_p, c_int), c_int),
-    "emulator_add_copy": ((c_void_p, c_uint64, c_uint64, c_size_t, c_int), None),
+    "emulator_add_copy": ((c_void_p, c_uint64, c_uint64, c_size_t, c_int, c_size_t, c_size_t), None),
     "emulator_add_set": ((c_void_p, c_uint64, c_uint, c_size_t), None),
     "emulator_add_other": ((c_void_p, c_int), None),
     "emulator_host_memory": ((c_uint64, c_size_t), None),
@@ -124,10 +124,19 @@ class Graph:
         pointers = (c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
         assert self._library.emulator_add_kernel(self.handle, name.encode(), pointers, packed) == 0
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor, kind: MemoryType = MemoryType.DEVICE) -> None:
-        """Add a copy node."""
+    def copy(
+        self,
+        to: torch.Tensor,
+        source: torch.Tensor,
+        kind: MemoryType = MemoryType.DEVICE,
+        height: int = 1,
+        depth: int = 1,
+    ) -> None:
+        """Add a copy node; of one with more dimensions, only the parameters are there."""
         size = to.numel() * to.element_size()
-        self._library.emulator_add_copy(self.handle, to.data_ptr(), source.data_ptr(), size, kind)
+        self._library.emulator_add_copy(
+            self.handle, to.data_ptr(), source.data_ptr(), size, kind, height, depth
+        )
 
     def set(self, to: torch.Tensor, value: int) -> None:
         """Add a memset node."""

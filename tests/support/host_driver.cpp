@@ -295,14 +295,15 @@ extern "C" int emulator_add_kernel(void* graph, const char* name, void** argumen
     return kInvalidValue;
 }
 
-extern "C" void emulator_add_copy(void* graph, uint64_t to, uint64_t from, size_t size, int memory_type) {
+extern "C" void emulator_add_copy(void* graph, uint64_t to, uint64_t from, size_t size, int memory_type, size_t height, size_t depth) {
     auto* node = new Node;
     node->type = 1;
     node->copy.src.memoryType = node->copy.dst.memoryType = memory_type;
     node->copy.src.device = from;
     node->copy.dst.device = to;
     node->copy.width = size;
-    node->copy.height = node->copy.depth = 1;
+    node->copy.height = height;
+    node->copy.depth = depth;
     static_cast<Graph*>(graph)->nodes.push_back(node);
 }
 

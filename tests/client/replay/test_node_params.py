@@ -128,6 +128,16 @@ def test_a_copy_from_the_host_is_refused(emulator: Emulator, kind: MemoryType) -
     emulator.driver.destroy_graph(graph.handle)
 
 
+@pytest.mark.parametrize(("height", "depth"), [(2, 1), (1, 3)])
+def test_a_copy_of_several_dimensions_is_refused(emulator: Emulator, height: int, depth: int) -> None:
+    graph = emulator.graph()
+    graph.copy(torch.zeros(24), torch.ones(24), height=height, depth=depth)
+
+    with pytest.raises(NotRelocatableError, match="it holds a MEMCPY node of several dimensions"):
+        Parameters(emulator.driver, graph.handle)
+    emulator.driver.destroy_graph(graph.handle)
+
+
 def test_a_copy_that_does_not_say_where_memory_lies_is_asked_for(emulator: Emulator) -> None:
     a, b = torch.ones(4), torch.zeros(4)
     graph = emulator.graph()
