@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class Capture:
     """Bytes of the backing allocation; see `output_reserves`."""
     addresses: AliasedMemory | None = None
     """The aliased memory at the addresses of all allocations; None: they have memory of their own."""
+    temporary_bytes: int = 0
+    """The most bytes at a time of allocations that were freed during the capture."""
     allocated: tuple[int, ...] = ()
     """Addresses of the allocations of Inductor's code, in order."""
 
@@ -188,9 +191,10 @@ class CudaRecorder:
         pool = self._pool(generators, addresses)
         try:
             with torch_private.allocation_history(self.device.index, pool.handle) as history:
-                reserve = functools.partial(OutputReserves, reserves, self.device, shifts, backing)
-                outputs, allocated, before = self._run(graph, pool, launch, inputs, reserve)
-                allocations, alive = lifetimes(history(), before)
+                made = OutputReserves(reserves, self.device, shifts, backing, addresses)
+                outputs, allocated, before = self._run(graph, pool, launch, inputs, made)
+                allocations, alive, temporary = lifetimes(history(), before)
+                allocations, alive = (*made.spans, *allocations), (*made.spans, *alive)
             in_place = held(alive, outputs)
             if addresses is not None and in_place:
                 addresses.give_own_memory(in_place)
@@ -212,6 +216,7 @@ class CudaRecorder:
                 reserves=tuple(reserves),
                 backing=backing,
                 addresses=addresses,
+                temporary_bytes=temporary,
                 allocated=tuple(allocated),
             )
         except BaseException:
@@ -233,7 +238,7 @@ class CudaRecorder:
         pool: CapturePool,
         launch: Runnable,
         inputs: list[Any],
-        reserve: Callable[[], OutputReserves],
+        reserves: OutputReserves,
     ) -> tuple[Sequence[Any], Sequence[int], int]:
         """Return the outputs, the addresses that Inductor's code has allocated, and how many allocations preceded the call's."""
         if self._stream is None:
@@ -245,8 +250,8 @@ class CudaRecorder:
                 # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `torch_private/capture.py`.
                 self._random_numbers.move(self._stream.cuda_stream)
                 with pool.capturing(graph):
-                    reserves = reserve()
                     try:
+                        reserves.begin()
                         with torch_private.allocations_by(reserves.allocate):
                             outputs = reserves.place(launch(inputs))
                     finally:
@@ -368,10 +373,14 @@ def _workspaces_in_capture() -> Iterator[None]:
 
 def lifetimes(
     events: Iterable[tuple[str, int, int]], skipped: int = 0
-) -> tuple[tuple[Span, ...], tuple[Span, ...]]:
-    """Return all allocations in a history of (action, address, bytes), and those alive in the end; without the first `skipped` ones."""
+) -> tuple[tuple[Span, ...], tuple[Span, ...], int]:
+    """Return all allocations in a history of (action, address, bytes), and those alive in the end; without the first `skipped` ones.
+
+    The last value is the most bytes at a time of the others.
+    """
     allocations: list[Span] = []
-    alive: dict[int, Span] = {}
+    alive: dict[int, tuple[int, Span]] = {}
+    changes: list[int] = []
     for action, address, size in events:
         if action == "alloc":
             if skipped:
@@ -379,10 +388,17 @@ def lifetimes(
                 continue
             span = Span(address, address + size)
             allocations.append(span)
-            alive[address] = span
-        elif action in {"free_requested", "free_completed"}:
-            alive.pop(address, None)
-    return tuple(allocations), tuple(alive.values())
+            alive[address] = len(changes), span
+            changes.append(0)
+        elif action in {"free_requested", "free_completed"} and address in alive:
+            began, span = alive.pop(address)
+            changes[began] = blocks(span.size) * BLOCK
+            changes.append(-blocks(span.size) * BLOCK)
+    return (
+        tuple(allocations),
+        tuple(span for _, span in alive.values()),
+        max(itertools.accumulate(changes), default=0),
+    )
 
 
 def held(alive: Iterable[Span], outputs: Sequence[Any]) -> tuple[Span, ...]:

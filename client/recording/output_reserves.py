@@ -5,9 +5,9 @@ have to lie together in each replay, and two outputs would share a storage. So w
 captured again, with an *output reserve* for each storage. Inductor's code is given the reserve at the allocation that made the storage
 in the last capture. An output that a library has allocated is copied into its reserve by a node of the graph.
 
-All memory of a capture with reserves is cut from one *backing allocation*, which is made first and freed at once. The allocator joins free memory
-only within one of its segments. Without a backing allocation, growing temporaries would each lie in another segment, and a replay needs
-memory for all of them at once.
+All memory that a capture with reserves allocates is cut from one *backing allocation*, which is made first and freed at once. The allocator
+joins free memory only within one of its segments. Without a backing allocation, growing temporaries would each lie in another segment, and a
+replay needs memory for all of them at once. A capture on addresses has its reserves beside its pool, whose bytes PyTorch counts as reserved.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import torch
 
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import AliasSets
-from pygraphd.client.replay.relocation_table import BLOCK
+from pygraphd.client.replay.relocation_table import BLOCK, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pygraphd.client.backend.torch_private import Allocator
+    from pygraphd.client.recording.aliased_memory import AliasedMemory
     from pygraphd.client.recording.capture import Capture
 
 MAX_CAPTURES = 5
@@ -73,12 +74,12 @@ def backing_for(capture: Capture) -> int:
     """
     if any(span.size >= LARGE for span in capture.held):
         return 0
-    used = capture.bytes
+    used = capture.bytes if capture.addresses is None else capture.temporary_bytes
     return capture.backing or used + used // SPARE_SHARE
 
 
 class OutputReserves:
-    """The reserves of one capture, in memory of its pool."""
+    """The reserves of one capture: in memory of its pool, or at addresses beside it."""
 
     def __init__(
         self,
@@ -86,28 +87,46 @@ class OutputReserves:
         device: torch.device,
         shifts: Sequence[int] = (),
         backing: int = 0,
+        addresses: AliasedMemory | None = None,
     ) -> None:
-        """Allocate them from a backing allocation of `backing` bytes (0: none), after allocations of `shifts` bytes that only take up addresses."""
-        self._reserves, self._device = reserves, device
-        self.before = len(shifts)
+        """Take them from `addresses`. If there are none, `begin` allocates them."""
+        self._reserves, self._device, self._shifts, self._backing = reserves, device, shifts, backing
+        self.before = 0
         """Allocations that precede those of the capture itself."""
-        if backing >= LARGE:
-            with contextlib.suppress(torch.OutOfMemoryError):
-                self.storage(backing)  # freed at once: what is allocated next is cut from it
-                self.before += 1
-        self._shifts = [self.storage(size) for size in shifts]
-        self._storages = [self.storage(reserve.size) for reserve in reserves]
-        self._by_allocation = {
-            reserve.allocation: storage
-            for reserve, storage in zip(reserves, self._storages, strict=True)
-            if reserve.allocation is not None
-        }
+        self._storages: list[torch.UntypedStorage] = []
+        self._taken: list[torch.UntypedStorage] = []
+        self._by_allocation: dict[int, torch.UntypedStorage] = {}
+        self.spans: tuple[Span, ...] = ()
+        """The reserves beside the pool."""
         self.allocated: list[int] = []
         """Addresses of the allocations of Inductor's code, in order."""
+        if addresses is not None:
+            for size in (*shifts[:1], *(reserve.size for reserve in reserves)):
+                self._storages.append(addresses.take(size).untyped_storage())
+            self._storages = self._storages[len(shifts[:1]) :]
+            starts = [each.data_ptr() for each in self._storages]
+            sizes = [reserve.size for reserve in reserves]
+            self.spans = tuple(Span(start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+    def begin(self) -> None:
+        """Make the backing allocation, allocations that only take up addresses, and reserves that have no place yet. To be called in the capture."""
+        if self._backing >= LARGE:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                self.storage(self._backing)  # freed at once: what is allocated next is cut from it
+                self.before += 1
+        self.before += len(self._shifts)
+        self._taken = [self.storage(size) for size in self._shifts]
+        if not self.spans:
+            self._storages = [self.storage(reserve.size) for reserve in self._reserves]
+        self._by_allocation = {
+            reserve.allocation: storage
+            for reserve, storage in zip(self._reserves, self._storages, strict=True)
+            if reserve.allocation is not None
+        }
 
     def close(self) -> None:
         """Release the memory, even if something still refers to this object."""
-        self._shifts.clear()
+        self._taken.clear()
         self._storages.clear()
         self._by_allocation.clear()
 

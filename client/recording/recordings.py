@@ -301,6 +301,7 @@ class Recordings:
             self._keep(slot, attempt)
             return outputs
         attempt.close()
+        self._trim()
         if not isinstance(found, Refusal):
             persistence = slot.disagreements.add(found)
             found = Refusal(str(found), persistence, ReasonCode.RESULTS_DIFFER)

@@ -93,9 +93,10 @@ class Executables:
         """Return the number of executables."""
         return len(self._handles)
 
-    def _make(self, stream: int) -> int | None:
+    def _make(self, stream: int, replaced: int) -> int | None:
         """Return another executable, bound to the addresses in the node parameters; None if it cannot be made.
 
+        It takes the place of the executable that is `replaced` (0: of none), of which launches that still run go on.
         Raises DriverError if it would be the first one. The graph is written before: the addresses at which it was recorded may be
         unmapped by now, and the driver checks those of copies and memsets when it instantiates. Kernels of the first one are written as
         at any call.
@@ -108,8 +109,13 @@ class Executables:
         except DriverError as error:
             if is_first:
                 raise
-            self._note(f"{ONE_LESS}: {error}")
+            if not replaced:
+                self._note(f"{ONE_LESS}: {error}")
             return None
+        if replaced:
+            self._handles.remove(replaced)
+            with contextlib.suppress(DriverError):
+                self._driver.destroy_executable(replaced)
         return self._handles[-1]
 
     def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:

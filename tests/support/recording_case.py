@@ -118,6 +118,7 @@ class ArenaReserves(OutputReserves):
         self._recording = recording
         self.places: set[int] = set()
         super().__init__(reserves, torch.device("cpu"))
+        self.begin()
 
     def storage(self, size: int) -> torch.UntypedStorage:
         place = self._recording.arena.allocate(size // 4)

@@ -254,8 +254,18 @@ static int write_node(const Write *write, void *executable) {
     return ((int (*)(void *, void *, void *, void *))write->function)(executable, node, parameters, (void *)write->context);
 }
 
-/* Writes the marked nodes; returns 0, or -1 with an exception set: the addresses of the executable are unknown then. */
-static int write_noted(Table *table, Executable *executable, uint64_t hash) {
+/* Has `make` instantiate the graph with the words as they are, in place of an executable that is `replaced` if that is not 0; returns 0, without
+ * an exception or with one, if it does not. */
+static uint64_t instantiate(Table *table, uint64_t replaced, void *stream) {
+    PyObject *made = PyObject_CallFunction(table->make, "KK", (unsigned long long)(uintptr_t)stream, (unsigned long long)replaced);
+    uint64_t handle = made == NULL || made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);
+    Py_XDECREF(made);
+    return PyErr_Occurred() ? 0 : handle;
+}
+
+/* Writes the marked nodes; returns 0, or -1 with an exception set: the addresses of the executable are unknown then. The driver refuses a copy
+ * between memory that is mapped otherwise than when the executable was made. Then another one takes its place. */
+static int write_noted(Table *table, Executable *executable, uint64_t hash, void *stream) {
     Py_ssize_t node;
     int code = 0;
     follow(table);
@@ -263,13 +273,16 @@ static int write_noted(Table *table, Executable *executable, uint64_t hash) {
     for (node = 0; node < table->node_count; node++)
         if (table->dirty[node] && (code = write_node(&table->writes[node], (void *)executable->handle)) != 0) break;
     Py_END_ALLOW_THREADS
-    if (code == 0) {
+    uint64_t other = code != 0 && table->writes[node].context != 0 ? instantiate(table, executable->handle, stream) : 0;
+    if (other != 0) executable->handle = other;
+    if (code == 0 || other != 0) {
         memcpy(executable->at, table->now, table->count * sizeof(uint64_t));
         executable->hash = hash;
         return 0;
     }
     memset(executable->at, 0xFF, table->count * sizeof(uint64_t));
     executable->hash = 0;
+    if (PyErr_Occurred()) return -1;
     PyObject *none = PyObject_CallFunction(table->fail, "in", code, node);
     if (none != NULL) PyErr_SetString(PyExc_RuntimeError, "a node could not be written");
     Py_XDECREF(none);
@@ -279,13 +292,9 @@ static int write_noted(Table *table, Executable *executable, uint64_t hash) {
 /* Returns a new executable, added as bound to the addresses `at`; NULL with an exception set, or without one if none can be made. */
 static Executable *another_executable(Table *table, uint64_t hash, const uint64_t *at, void *stream) {
     follow(table);
-    PyObject *made = PyObject_CallFunction(table->make, "K", (unsigned long long)(uintptr_t)stream);
-    if (made == NULL) return NULL;
-    uint64_t handle = made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);
-    int failed = PyErr_Occurred() != NULL, none = made == Py_None;
-    Py_DECREF(made);
-    if (none) table->limit = table->made;
-    return failed || none ? NULL : add(table, handle, hash, at);
+    uint64_t handle = instantiate(table, 0, stream);
+    if (handle == 0 && !PyErr_Occurred()) table->limit = table->made;
+    return handle == 0 ? NULL : add(table, handle, hash, at);
 }
 
 /* Returns the least recently used executable if its last use is long ago, else the first. */
@@ -307,7 +316,7 @@ static Executable *rebound_executable(Table *table, uint64_t hash, void *stream)
         to = idle_or_first(table);
         table->written = to_be_written(table, to->at);
     }
-    return write_noted(table, to, hash) == 0 ? to : NULL;
+    return write_noted(table, to, hash, stream) == 0 ? to : NULL;
 }
 
 /* Returns an executable bound to the call's addresses; NULL as `rebound_executable` does. */

@@ -243,7 +243,8 @@ static PyMethodDef methods[] = {
      "fill(plan, memory, inputs, blank): return a tuple of what `blank` has, with the tensors over memory and inputs in their places."},
     {"table", table, METH_VARARGS,
      "table(numbers, words, executable, limit, worth, idle, make, fail): return the table of a graph with one executable (0: it is made at\n"
-     "the first call), and `limit` at most; `numbers`: see `table_numbers`. make(stream) returns another executable or None, or raises; fail(code, node) raises."},
+     "the first call), and `limit` at most; `numbers`: see `table_numbers`. make(stream, replaced) returns another executable, in place of one\n"
+     "(0: of none), or None, or raises; fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, number of nodes written), or None if the call does not fit."},
     {"arena_range", arena_range, METH_VARARGS,

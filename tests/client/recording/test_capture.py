@@ -14,7 +14,7 @@ from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.recording.output_reserves import OutputReserves
-from pygraphd.client.replay.relocation_table import Span
+from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ def test_allocations_are_told_from_what_is_alive_in_the_end() -> None:
         ("free_requested", 1024, 8),
     ]
 
-    allocations, alive = lifetimes(events)
+    allocations, alive, temporary = lifetimes(events)
 
     assert allocations == (Span(0, 100), Span(512, 520), Span(0, 300), Span(1024, 1032))
     assert set(alive) == {Span(512, 520), Span(0, 300)}
+    assert temporary == BLOCK  # those of 100 and 8 bytes are never there together
 
 
 def test_what_is_alive_and_returned_is_held_by_nobody_else() -> None:
@@ -134,7 +135,7 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
             yield
 
     pool: Any = Pool()
-    assert made._run(None, pool, lambda inputs: [1], [], lambda: OutputReserves((), CPU)) == ([1], [], 0)
+    assert made._run(None, pool, lambda inputs: [1], [], OutputReserves((), CPU)) == ([1], [], 0)
 
     assert seen == [shares, shares]
     made._random_numbers.enter(7)  # what the capture wrote is written
@@ -170,7 +171,7 @@ def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_i
         return []
 
     pool: Any = Pool()
-    *_, before = made._run(None, pool, launch, [], lambda: OutputReserves((), CPU, capture.SHIFTS))
+    *_, before = made._run(None, pool, launch, [], OutputReserves((), CPU, capture.SHIFTS))
 
     assert capture.SHIFTS[0] <= 1 << 20 < capture.SHIFTS[1]
     assert seen == ["begun", f"launched beside {sorted(capture.SHIFTS)}", "ended"]

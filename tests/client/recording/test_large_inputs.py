@@ -257,3 +257,19 @@ def test_aliased_copies_lie_side_by_side_and_begin_with_the_values_of_the_inputs
 @pytest.mark.parametrize(("least", "prime"), [(0, 2), (2, 2), (4, 5), (800, 809)])
 def test_the_next_prime_number_is_found(least: int, prime: int) -> None:
     assert stand_ins.prime_from(least) == prime
+
+
+def test_a_graph_that_copies_from_an_aliased_copy_goes_on_with_the_input(case: Case) -> None:
+    """The driver has an executable copy only between memory that is mapped as when it was made."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0][-8:], inputs[1])
+        return (operations.number(inputs[0][:2].view(torch.int64)[0]),)
+
+    run, entries = case.made(body, CACHE), cache(case)
+    case.recorder.free = 10 << 20
+    for value in range(1, 6):
+        run([entries, case.floats(*[value] * 8)])
+
+    case.expect(captured=1)
+    assert run.refusal is None

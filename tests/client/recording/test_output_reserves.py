@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.output_reserves import (
     LARGE,
@@ -20,7 +21,7 @@ from pygraphd.client.recording.output_reserves import (
     backing_for,
     reserves_for,
 )
-from pygraphd.client.replay.relocation_table import BLOCK, Span, merge
+from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, merge
 from tests.support.recording_case import Case, case
 
 if TYPE_CHECKING:
@@ -204,6 +205,7 @@ def test_in_the_last_capture_every_output_has_a_room(recorder: Recorder) -> None
 
 def test_rooms_are_handed_out_in_turn_and_what_is_elsewhere_is_copied() -> None:
     rooms = OutputReserves((OutputReserve(16, (0, 2), 1), OutputReserve(20, (1,), None)), torch.device("cpu"))
+    rooms.begin()
     asked = Counter[tuple[int, ...]]()
 
     def original(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -231,6 +233,7 @@ def test_rooms_are_handed_out_in_turn_and_what_is_elsewhere_is_copied() -> None:
 def test_what_needs_another_size_than_a_room_has_gets_memory_of_its_own() -> None:
     """As a temporary does that lay where a library's output lies afterwards; a storage must not be resized for it."""
     rooms = OutputReserves((OutputReserve(16, (0,), 0),), torch.device("cpu"))
+    rooms.begin()
 
     large = rooms.allocate(
         lambda *form: torch.empty_strided(*form[:2], dtype=form[2]), (3, 2), (2, 1), torch.float32
@@ -259,6 +262,7 @@ class Noting(OutputReserves):
         self.told: list[tuple[int, bool]] = []
         self._has, self._latest = has, weakref.ref(self)
         super().__init__((OutputReserve(16, (0,), 0),), torch.device("cpu"), (BLOCK,), ground)
+        self.begin()
 
     def storage(self, size: int) -> torch.UntypedStorage:
         if size > self._has:
@@ -294,3 +298,33 @@ def test_the_ground_stays_as_large_and_what_stays_in_place_has_none() -> None:
     assert ground(1000, before=1500) == 1500
     assert ground(1000, staying=LARGE - 1) == 1250
     assert ground(1000, staying=LARGE, before=1500) == 0
+
+
+@pytest.mark.parametrize("shifts", [(), (BLOCK, LARGE)])
+def test_rooms_at_addresses_take_none_of_the_pool(emulator: Emulator, shifts: tuple[int, ...]) -> None:
+    """Only what takes up addresses lies there, and the backing allocation, which is for temporaries."""
+    told = list[int]()
+
+    class Pooled(OutputReserves):
+        def storage(self, size: int) -> torch.UntypedStorage:
+            told.append(size)
+            return torch.UntypedStorage(size)
+
+    memory = AliasedMemory(emulator.driver, torch.device("cpu"), 4 * PAGE)
+    start = memory.free.start + BLOCK * bool(shifts)
+    wanted = (OutputReserve(16, (0,), 0), OutputReserve(BLOCK + 8, (1,), None))
+    rooms = Pooled(wanted, torch.device("cpu"), shifts, 2 * LARGE, memory)
+    after = memory.free.start
+    rooms.begin()
+
+    assert told == [2 * LARGE, *shifts]
+    assert rooms.before == len(told)
+    assert rooms.spans == (Span(start, start + 16), Span(start + BLOCK, start + 2 * BLOCK + 8))
+    assert after == memory.free.start == start + 3 * BLOCK
+    placed = rooms.place([torch.ones(4), torch.ones(BLOCK // 4 + 2)])
+    assert [each.data_ptr() for each in placed] == [span.start for span in rooms.spans]
+    rooms.close()
+    del placed
+    memory.close()
+    temporary = Capture(0, [], (Span(0, 4000),), addresses=memory, temporary_bytes=1000)
+    assert backing_for(temporary) == 1250

@@ -83,7 +83,7 @@ class Told:
         self._kept.append(FUNCTION[arguments](write))
         return ctypes.cast(self._kept[-1], ctypes.c_void_p).value or 0
 
-    def _make(self, stream: int) -> int:
+    def _make(self, stream: int, replaced: int) -> int:
         self.made.append(stream)
         return 5
 
@@ -177,9 +177,18 @@ def test_what_comes_again_has_another_executable_whose_words_are_there_when_it_i
     assert len(told.written) == 3
 
 
+def test_an_executable_whose_copy_cannot_be_written_is_replaced() -> None:
+    replaced = list[tuple[int, int]]()
+    told = Told(21, make=lambda *given: replaced.append(given) or 7)
+
+    assert told.bind() == (7, 2)
+    assert [told.bind() for _ in range(2)] == [(7, 0)] * 2
+    assert replaced == [(4, 3)]
+
+
 @pytest.mark.parametrize(("failing", "node"), [(11, 0), (21, 1)])
 def test_what_cannot_be_written_is_told_and_bound_nowhere(failing: int, node: int) -> None:
-    told = Told(failing, limit=1)
+    told = Told(failing, limit=1, make=lambda *_: None)
 
     for _ in range(2):  # it is not taken for bound
         with pytest.raises(DriverError, match=f"node {node}") as raised:
@@ -198,7 +207,7 @@ def test_a_failure_that_nobody_raises_is_one() -> None:
 
 
 def test_where_there_is_no_other_executable_the_first_is_written() -> None:
-    told = Told(make=lambda _: None)
+    told = Told(make=lambda *_: None)
     places = [told.memory, torch.zeros(64)]
 
     assert [told.bind(memory=[each]) for each in places * 3] == [(3, 2), *[(3, 1)] * 5]
@@ -206,7 +215,7 @@ def test_where_there_is_no_other_executable_the_first_is_written() -> None:
 
 @pytest.mark.parametrize(("made", "error"), [("a handle", TypeError), (-1, OverflowError)])
 def test_what_is_no_executable_is_told_and_the_next_call_is_right(made: Any, error: type[Exception]) -> None:
-    told = Told(make=lambda _: made)
+    told = Told(make=lambda *_: made)
     first, second = told.memory, torch.zeros(64)
     for each in (first, second):
         told.bind(memory=[each])
