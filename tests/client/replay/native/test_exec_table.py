@@ -178,8 +178,13 @@ def test_what_comes_again_has_another_executable_whose_words_are_there_when_it_i
 
 
 def test_an_executable_whose_copy_cannot_be_written_is_replaced() -> None:
-    replaced = list[tuple[int, int]]()
-    told = Told(21, make=lambda *given: replaced.append(given) or 7)
+    replaced = list[tuple[int, ...]]()
+
+    def make(*given: int) -> int:
+        replaced.append(given)
+        return 7
+
+    told = Told(21, make=make)
 
     assert told.bind() == (7, 2)
     assert [told.bind() for _ in range(2)] == [(7, 0)] * 2
