@@ -338,9 +338,12 @@ class Pipeline:
             if not hasattr(self._threads, "has_launched"):
                 # At its first call in a thread a library may make a handle, which it cannot make within a capture.
                 raise FallbackError(NEW_THREAD) from error
-            # The callable has run on inputs like these before: it raises because it is being captured.
-            raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
-        call.has_memory = True  # there were too few addresses
+            if addresses is None:
+                # The callable has run on inputs like these before: it raises because it is being captured.
+                raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
+        call.has_memory = (
+            True  # there were too few addresses, or an operator asks more of memory than an address
+        )
         return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
 
     def _in_lockstep(

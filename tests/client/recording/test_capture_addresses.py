@@ -140,14 +140,22 @@ def test_a_missed_address_of_the_capture_is_found(case: Case, what: str) -> None
     assert (run.refusal or "").startswith(f"verification: {found}")
 
 
-def test_where_there_are_too_few_addresses_the_capture_gets_memory(
-    case: Case, aliased: list[Capture], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory."),
+        RuntimeError("operation not permitted when stream is capturing"),
+    ],
+    ids=["too few", "of another kind"],
+)
+def test_where_addresses_do_not_do_the_capture_gets_memory(
+    case: Case, aliased: list[Capture], monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:
     capture = case.recorder.capture
 
     def fails(*arguments: Any, **named: Any) -> Capture:
         if named["addresses"] is not None:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise error
         return capture(*arguments, **named)
 
     monkeypatch.setattr(case.recorder, "capture", fails)
