@@ -18,7 +18,7 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils, hoist
 from pygraphd.client.placement.fx_utils import PassResult
-from pygraphd.client.placement.upload import SENT, packs, specs_text
+from pygraphd.client.placement.upload import SENT, STAGED, packs, specs_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -218,8 +218,11 @@ def _change(graph: Graph, device: torch.device, groups: Sequence[Group], send: S
     hoisted = [group for group in groups if group.needs_cpu]
     with graph.inserting_before(first):
         computed = {each: by for group in hoisted for each, by in hoist.hoist(graph, group).items()}
-        packed = taken if send is _copy else [each for each in taken if each in computed]
-        batches = hoist.concatenate(graph, [computed.get(each, each) for each in packed])
+        packed = [*taken] if send is _copy else [each for each in taken if each in computed]
+        if send is _copy and not computed:
+            batches = [_stage(graph, device, packed)]
+        else:
+            batches = hoist.concatenate(graph, [computed.get(each, each) for each in packed])
         values = [each for each in taken if each not in packed] + [batch.packed for batch in batches]
         there = dict(zip(values, send(graph, device, values, _graph_name(graph)), strict=True))
         for batch in batches:
@@ -261,12 +264,22 @@ def _send(graph: Graph, device: torch.device, values: list[Node], name: str) -> 
     return [there[index] for index in range(len(values))]
 
 
+def _stage(graph: Graph, device: torch.device, scalars: list[Node]) -> hoist.Batch:
+    """Add the node that copies scalar inputs of one dtype to pinned memory, without C++ code of Inductor's."""
+    staged = graph.call_function(STAGED, (scalars, device))
+    staged.meta["val"] = fx_utils.fake(scalars[0]).new_empty(len(scalars))
+    return hoist.Batch(staged, tuple(scalars))
+
+
+_IN_NEW_MEMORY = frozenset({torch.ops.aten.cat.default, STAGED})
+
+
 def _copy(graph: Graph, device: torch.device, values: list[Node], name: str) -> list[Node]:
-    """Add nodes that copy 1-d values to a GPU, at the insertion point; return the copies. Inductor computes the values in pinned memory."""
+    """Add nodes that copy 1-d values to a GPU, at the insertion point; return the copies. Values that the CPU computes are in pinned memory."""
     there = []
     for each in values:
-        # Inductor makes no view of an input, or of another value, in pinned memory.
-        kept = each if each.target is torch.ops.aten.cat.default else hoist.pin_to_cpu(graph, each)
+        # Inductor makes no view of a value in pinned memory.
+        kept = each if each.target in _IN_NEW_MEMORY else hoist.pin_to_cpu(graph, each)
         there.append(graph.call_function(torch.ops.prims.device_put.default, (kept, device, True)))
         there[-1].meta["val"] = torch_private.fake_on(device, fx_utils.fake(kept))
     return there

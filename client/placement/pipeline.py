@@ -10,7 +10,7 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import constants, hoist, inputs, provenance
 from pygraphd.client.placement.fx_utils import PassResult
-from pygraphd.client.placement.upload import SENT, sender
+from pygraphd.client.placement.upload import SENT, STAGED, sender
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,8 @@ class Placement:
         """Count failures of later uploads in the report that `report` returns; `to_device` copies a constant to a device."""
         self._to_device = to_device or _to_device
         sender.report = report
-        torch_private.keep_results(SENT)
+        torch_private.keep_results(SENT)  # it returns them again
+        torch_private.keep_results(STAGED)  # the GPU may still be reading
         hoist.register()
 
     def __call__(self, graph: torch.fx.Graph) -> None:

@@ -8,6 +8,8 @@ Values of one dtype are packed into one copy, which is made if any of them has c
 A copy from pageable memory returns when CUDA has read the memory, without waiting for the GPU. Each copy is a new allocation of PyTorch's
 allocator, so that nothing is written that a kernel or a saved activation may still read. The previous copy is released first: in steady
 state the new one has the same address, and no recording has to be relocated.
+
+`pygraphd::staged` copies a few scalars to pinned memory at every call; the graph copies them on to the GPU.
 """
 
 from __future__ import annotations
@@ -175,6 +177,12 @@ sender = Sender()
 """The sender of the process: cached code of Inductor's reaches it through the operator."""
 
 
+def _stage(scalars: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Return the values of 0-d CPU tensors of one dtype in new memory, which is pinned if `device` is a GPU."""
+    memory = torch.empty(len(scalars), dtype=scalars[0].dtype, pin_memory=device.type == "cuda")
+    return torch.stack(scalars, out=memory)
+
+
 def _fake(values: list[Any], device: torch.device, specs: str, graph: str) -> list[Any]:
     return [torch.empty(pack.length, dtype=pack.dtype, device=device) for pack in packs(specs)]
 
@@ -190,3 +198,8 @@ _library.impl("sent", sender.send, "CPU")
 _library.impl("sent", sender.send, "CUDA")
 torch.library.register_fake("pygraphd::sent", _fake, lib=_library)
 SENT = torch.ops.pygraphd.sent.default
+# Code of Inductor's for the same copy would be C++: without it, a graph that runs on the GPU alone needs no C++ compiler.
+_library.define("staged(Tensor[] scalars, Device device) -> Tensor")
+_library.impl("staged", _stage, "CPU")
+torch.library.register_fake("pygraphd::staged", lambda scalars, device: torch.stack(scalars), lib=_library)
+STAGED = torch.ops.pygraphd.staged.default

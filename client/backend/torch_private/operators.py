@@ -63,7 +63,7 @@ def _is_unsafe(namespace: str, name: str, overload: str | None) -> bool:
 
 
 def keep_results(operator: Any) -> None:
-    """Keep Inductor from reusing the memory of the tensors that an operator returns as a list: the operator returns them again."""
+    """Keep Inductor from reusing the memory of the tensor or list of tensors that an operator returns, which is still read later."""
     lowering: Any = importlib.import_module("torch._inductor.lowering")
     virtualized: Any = importlib.import_module("torch._inductor.virtualized")
     if operator in lowering.lowerings:
@@ -72,7 +72,8 @@ def keep_results(operator: Any) -> None:
 
     def lower(*args: Any, **kwargs: Any) -> Any:
         results = fallback(*args, **kwargs)
-        virtualized.V.graph.never_reuse_buffers.update(each.get_name() for each in results)
+        tensors = results if isinstance(results, list | tuple) else (results,)
+        virtualized.V.graph.never_reuse_buffers.update(each.get_name() for each in tensors)
         return results
 
     lowering.register_lowering(operator, type_promotion_kind=None)(lower)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.placement import fx_utils, inputs
 from pygraphd.client.placement.inputs import place_inputs
-from pygraphd.client.placement.upload import SENT
+from pygraphd.client.placement.upload import SENT, STAGED
 from tests.support.placement.graphs import Builder, assert_same, crossings, is_on_gpu, run
 
 if TYPE_CHECKING:
@@ -391,6 +391,25 @@ def test_a_few_numbers_are_copied_at_once_where_pytorch_moves_none(
     assert moved == fx_utils.PassResult(count, ())
     assert (len(sends(graph)), len(copies)) == ((0, 1) if count < FEW else (1, 0))
     assert crossings(graph) == copies
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_cpu_computes_nothing_for_a_few_numbers_that_are_copied_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(inputs, "FEW_SCALARS", FEW)
+    build = Builder()
+    numbers = [build.input(torch.tensor(0.1 + each).double(), on_gpu=False) for each in range(count)]
+    taken = build.input(torch.randn(4))
+    for number in numbers:
+        taken = build.call(aten.div.Tensor, taken, build.call(convert, number, torch.float32))
+
+    graph, moved = changed(build, taken)
+
+    assert moved == fx_utils.PassResult(count, ())
+    on_cpu = [node for node in graph.nodes if node.op == "call_function" and not is_on_gpu(node)]
+    assert [(node.target, node.args[0]) for node in on_cpu] == [(STAGED, numbers)]
+    assert [node.args[0] for node in crossings(graph)] == on_cpu
 
 
 @pytest.mark.usefixtures("few")

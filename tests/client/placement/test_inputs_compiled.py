@@ -13,6 +13,8 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
+from torch._inductor import ir, lowering
+from torch._inductor.fx_passes import post_grad
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._inductor.utils import run_and_get_code
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
+FEW = inputs.FEW_SCALARS
 SPLIT = "reduce-overhead"
 
 
@@ -267,3 +270,38 @@ def test_the_next_process_finds_it_in_the_caches_and_sends_and_says_the_same(
     assert any(inputs.OTHER_USE in reason and "program.py:" in reason for reason in left)
     # The programs lie in folders of their own: what is said is the line that was compiled.
     assert second.summary["left_on_cpu"] == left
+
+
+def scaled(x: torch.Tensor, rates: tuple[float, ...]) -> torch.Tensor:
+    y = x @ x
+    for rate in rates:
+        y = y / rate
+    return y @ x
+
+
+@pytest.fixture
+def _with_copies_as_to_a_gpu(standing_in: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Inductor generate copies to this CPU, which stands in for a GPU, as it does copies to a GPU."""
+
+    def copied(x: Any, device: torch.device, non_blocking: bool) -> Any:
+        return ir.TensorBox.create(ir.DeviceCopy.create(x, device, non_blocking))
+
+    monkeypatch.delitem(post_grad.noop_registry, COPY)
+    monkeypatch.setitem(lowering.lowerings, COPY, copied)
+
+
+@pytest.mark.usefixtures("_with_copies_as_to_a_gpu")
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_few_scalars_that_are_sent_as_they_are_need_no_cpp_code(count: int) -> None:
+    x, rates = torch.randn(4, 4), tuple(1.5 + number for number in range(count))
+
+    with with_rules(FEW, split=True) as report:
+        compiled = torch.compile(scaled, dynamic=True)
+        result, (code,) = run_and_get_code(compiled, x, rates)
+        torch.testing.assert_close(result, scaled(x, rates))
+        others = tuple(rate + 1 for rate in rates)
+        torch.testing.assert_close(compiled(x, others), scaled(x, others))
+
+    assert code.count(".copy_(") == 1
+    assert code.count("async_compile.cpp") == 1  # the divisions
+    assert (report.counts["placed_inputs"], report.failures) == (count, {})

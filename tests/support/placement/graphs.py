@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.placement.upload import SENT
+from pygraphd.client.placement.upload import SENT, STAGED
 
 GPU = torch.device("cuda", 0)
 COPY = torch.ops.prims.device_put.default
@@ -85,7 +85,7 @@ class _OnTheCpu(Interpreter):  # type: ignore[misc]
 
 def run_operator(operator: Any, args: Any, kwargs: Any) -> Any:
     """Run an operator on a CPU, where a copy to the GPU is a copy, and what is made on the GPU is made, too."""
-    if operator is SENT:
+    if operator in {SENT, STAGED}:
         values, _, *more = args
         return operator(values, torch.device("cpu"), *more)
     if "device" in kwargs:
