@@ -19,14 +19,14 @@ from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import decode
 from pygraphd.schema.ownership import open_regular, replace_file
-from pygraphd.schema.portable import BUNDLED, ELSEWHERE, FORMAT, FORMAT_VERSION, MAX_LINE_BYTES, Portable
+from pygraphd.schema.portable import BUNDLED, FORMAT, FORMAT_VERSION, HOST_PREFIXES, MAX_LINE_BYTES, Portable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Set as AbstractSet
     from pathlib import Path
 
-MAX_FILES = 100_000
+MAX_BUNDLE_FILES = 100_000
 """Files in a folder above which nothing is added."""
 WRITING_S = 5.0
 """Seconds of writing after which no other file is begun."""
@@ -76,7 +76,7 @@ class _File:
 
 
 def _as_bundled(entry: Portable) -> Portable:
-    prefix = next((prefix for prefix in ELSEWHERE if entry.origin.host.startswith(prefix)), "")
+    prefix = next((prefix for prefix in HOST_PREFIXES if entry.origin.host.startswith(prefix)), "")
     host = f"{BUNDLED}{entry.origin.host.removeprefix(prefix)}"[:256]
     # A clock that runs ahead elsewhere must not keep an entry from growing old.
     measured_at = None if entry.measured_at is None else min(entry.measured_at, time.time())
@@ -93,7 +93,7 @@ def write(
     """Write the files of the entries `wanted` (keys) that are not there, and of those of `own`, each as a whole.
 
     `complete` returns entries by key. One process of all hosts writes at a time; those that wait find what it wrote. Raises OSError, also
-    if there are `MAX_FILES`, and after `WRITING_S`.
+    if there are `MAX_BUNDLE_FILES`, and after `WRITING_S`.
     """
     if not wanted - (_keys(folder) - own):
         return
@@ -148,9 +148,9 @@ def _lock(path: Path) -> Iterator[Callable[[], bool]]:
 
 
 def _keys(folder: Path) -> frozenset[str]:
-    """Return the keys of the files in a folder, which is made if need be; raises OSError, also if there are `MAX_FILES`."""
+    """Return the keys of the files in a folder, which is made if need be; raises OSError, also if there are `MAX_BUNDLE_FILES`."""
     folder.mkdir(parents=True, exist_ok=True)
     there = frozenset(name.removesuffix(_SUFFIX) for name in os.listdir(folder))  # noqa: PTH208 - names are all that is needed
-    if len(there) >= MAX_FILES:
-        raise OSError(f"{folder} has {MAX_FILES} files; delete the old ones")
+    if len(there) >= MAX_BUNDLE_FILES:
+        raise OSError(f"{folder} has {MAX_BUNDLE_FILES} files; delete the old ones")
     return there

@@ -36,13 +36,13 @@ RECORD_PATH = f"/v{API_VERSION}/record"
 LEASE_PATH = f"/v{API_VERSION}/lease"
 REDERIVE_PATH = f"/v{API_VERSION}/rederive"
 IMPORT_PATH = f"/v{API_VERSION}/import"
-MAX_GRAPHS = 1024
+MAX_REQUEST_GRAPHS = 1024
 """Graphs in one request; a compiled module has a handful of partitions."""
 MAX_BODY_BYTES = 4 * 2**20
 MAX_MICROSECONDS = 3.6e9
 """One hour: a longer call is not a sample of anything."""
 MAX_COUNT = 2**53
-MAX_SIZES = 64
+MAX_INTEGER_INPUTS = 64
 """Integer inputs by which a graph may be decided apart. A graph with more has one decision for all sizes."""
 _MAX_INT64 = 2**63 - 1
 MAX_HOST = 256
@@ -158,8 +158,8 @@ class Graph:
 
 def check_sizes(sizes: tuple[int, ...]) -> None:
     """Raise InvalidMessageError if `sizes` are too many, or not integers of 64 bits."""
-    if len(sizes) > MAX_SIZES:
-        raise InvalidMessageError(f"sizes: {len(sizes)} items, at most {MAX_SIZES} allowed")
+    if len(sizes) > MAX_INTEGER_INPUTS:
+        raise InvalidMessageError(f"sizes: {len(sizes)} items, at most {MAX_INTEGER_INPUTS} allowed")
     for size in sizes:
         check_int("sizes", size, maximum=_MAX_INT64, minimum=-_MAX_INT64)
 
@@ -315,7 +315,7 @@ class RecordAnswer:
     def __post_init__(self) -> None:
         check_digest("environment", self.environment)
         check_text("version", self.version, maximum=64)
-        check_int("stored", self.stored, maximum=MAX_GRAPHS)
+        check_int("stored", self.stored, maximum=MAX_REQUEST_GRAPHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +359,8 @@ Message = Ping | LookupRequest | LookupAnswer | RecordRequest | RecordAnswer | L
 
 
 def _check_length(name: str, items: Sequence[object]) -> None:
-    if len(items) > MAX_GRAPHS:
-        raise InvalidMessageError(f"{name}: {len(items)} items, at most {MAX_GRAPHS} allowed")
+    if len(items) > MAX_REQUEST_GRAPHS:
+        raise InvalidMessageError(f"{name}: {len(items)} items, at most {MAX_REQUEST_GRAPHS} allowed")
 
 
 def encode(message: Message | Entry) -> bytes:

@@ -20,12 +20,12 @@ FORMAT = "pygraphd cache"
 FORMAT_VERSION = 3
 """Version of the rows. An import reads older ones, too: see `pygraphd.daemon.older_versions`."""
 MAX_LINE_BYTES = 2**16
-MAX_ENTRIES = 64
+MAX_REQUEST_ENTRIES = 64
 """Entries in one request: few enough to fit into a body and to delay no other request for long."""
 IMPORTED = "import:"
 BUNDLED = "bundle:"
 TEAM = "team:"
-ELSEWHERE = (IMPORTED, BUNDLED, TEAM)
+HOST_PREFIXES = (IMPORTED, BUNDLED, TEAM)
 """Prefixes of the host of entries that a file or the team's database brought. No host has such a name, so every client treats them as foreign."""
 
 
@@ -86,8 +86,10 @@ class ImportRequest:
     entries: tuple[Portable, ...]
 
     def __post_init__(self) -> None:
-        if len(self.entries) > MAX_ENTRIES:
-            raise InvalidMessageError(f"entries: {len(self.entries)} items, at most {MAX_ENTRIES} allowed")
+        if len(self.entries) > MAX_REQUEST_ENTRIES:
+            raise InvalidMessageError(
+                f"entries: {len(self.entries)} items, at most {MAX_REQUEST_ENTRIES} allowed"
+            )
 
     def as_json(self) -> dict[str, object]:
         """Return the body."""
@@ -96,7 +98,7 @@ class ImportRequest:
 
 def imported_host(host: str) -> str:
     """Return the host under which imported measurements of `host` are stored."""
-    return host if host.startswith(ELSEWHERE) else f"{IMPORTED}{host}"[:256]
+    return host if host.startswith(HOST_PREFIXES) else f"{IMPORTED}{host}"[:256]
 
 
 def json_line(stream: BinaryIO) -> Any:
@@ -114,5 +116,5 @@ def json_line(stream: BinaryIO) -> Any:
 def requests(entries: Iterable[Portable]) -> Iterator[ImportRequest]:
     """Yield the requests that store all entries, in their order."""
     left = iter(entries)
-    while some := tuple(itertools.islice(left, MAX_ENTRIES)):
+    while some := tuple(itertools.islice(left, MAX_REQUEST_ENTRIES)):
         yield ImportRequest(some)

@@ -32,7 +32,7 @@ PACKAGE, NONE = "package", "none"
 """Values of the setting beside the path of a folder."""
 SHIPPED = "shipped:"
 """Prefix of the host of these entries. No host has such a name, so every client treats them as foreign."""
-MAX_ENTRIES = 100_000
+MAX_SHIPPED_ENTRIES = 100_000
 """Entries of a file: some 100 MB."""
 _WORDS = dict.fromkeys(("", "1", "on", "true", "yes", PACKAGE), PACKAGE)
 _WORDS |= dict.fromkeys(("0", "off", "false", "no", NONE), NONE)
@@ -155,8 +155,8 @@ def _header(stream: BinaryIO) -> Header:
         raise InvalidMessageError(
             f"written by pygraphd {header.pygraphd}, which names graphs otherwise: export it anew"
         )
-    if header.entries > MAX_ENTRIES:
-        raise InvalidMessageError(f"{header.entries} entries, at most {MAX_ENTRIES} allowed")
+    if header.entries > MAX_SHIPPED_ENTRIES:
+        raise InvalidMessageError(f"{header.entries} entries, at most {MAX_SHIPPED_ENTRIES} allowed")
     return header
 
 

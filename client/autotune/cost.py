@@ -13,7 +13,7 @@ from pygraphd.schema.messages import Deployment
 if TYPE_CHECKING:
     from pygraphd.schema.messages import Entry, Measurement
 
-TOLERANCE = 0.2
+MAX_COST_DIFFERENCE = 0.2
 """The largest difference that agrees with the stated cost, as a share of that cost."""
 
 
@@ -27,7 +27,7 @@ class Cost:
     def holds(self, seen: Measurement) -> bool:
         """Return whether a measurement of the same deployment agrees with this cost, on the host and on the GPU."""
         larger_us = max(self.host_us, self.span_us)
-        margin_us = TOLERANCE * larger_us
+        margin_us = MAX_COST_DIFFERENCE * larger_us
         # A call that finds the GPU at work may have waited for a place in its queue.
         may_have_waited = seen.busy > 0.5
         if (seen.host_us > larger_us + margin_us and not may_have_waited) or self._is_shorter(seen):
@@ -38,7 +38,7 @@ class Cost:
         return abs(seen.span_us - self.span_us) <= self.host_us + margin_us
 
     def _is_shorter(self, seen: Measurement) -> bool:
-        least = 1 - TOLERANCE
+        least = 1 - MAX_COST_DIFFERENCE
         return seen.host_us < least * self.host_us and seen.span_us < least * self.span_us
 
 

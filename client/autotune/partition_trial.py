@@ -54,7 +54,7 @@ FAILED = Reason(ReasonCode.MEASURING_FAILED)
 OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
 WAITING = "launched while another process measured its graph"
-MAX_SIZES = 64
+MAX_SEEN_SIZES = 64
 """The number of sizes remembered until one of them comes back: a size is measured only if it comes back."""
 
 
@@ -135,7 +135,7 @@ class PartitionTrial:
         """Remember the sizes of a call; return whether an earlier call had them."""
         if sizes in self._seen_sizes:
             return True
-        if len(self._seen_sizes) < MAX_SIZES:
+        if len(self._seen_sizes) < MAX_SEEN_SIZES:
             self._seen_sizes.add(sizes)
         return False
 

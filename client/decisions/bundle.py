@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Folder = Callable[[], Path]
 
-MAX_ENTRIES = 10_000
+MAX_BUNDLE_ENTRIES = 10_000
 """Entries that one process passes on, so that memory is bounded."""
 ARTIFACTS = "pygraph"
 """The folder in Inductor's cache, and the first part of the keys of artifacts."""
@@ -79,7 +79,7 @@ class Bundle:
             self._add(key, Hit(environment, graph, entry))
 
     def _add(self, key: str, entry: Portable | Hit) -> None:
-        if len(self._entries) < MAX_ENTRIES or key in self._entries:
+        if len(self._entries) < MAX_BUNDLE_ENTRIES or key in self._entries:
             self._entries[key] = entry
 
     def artifacts(self) -> dict[str, object]:

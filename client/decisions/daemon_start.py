@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-VARIABLE = "PYGRAPHD_AUTOSTART"
+AUTOSTART = "PYGRAPHD_AUTOSTART"
 # Where jobs run in a shared or passing machine, a process that outlives the job is a nuisance, or is killed with it.
 _MANAGED = ("CI", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 _OFF = frozenset({"", "0", "off", "false", "no"})
@@ -73,8 +73,8 @@ def _is_held(lock: Path) -> bool:
 
 def why_not(environ: Mapping[str, str]) -> str | None:
     """Return why the client does not start a daemon by itself, or None if it does."""
-    if VARIABLE in environ:
-        return f"{VARIABLE}={environ[VARIABLE]}" if environ[VARIABLE].lower() in _OFF else None
+    if AUTOSTART in environ:
+        return f"{AUTOSTART}={environ[AUTOSTART]}" if environ[AUTOSTART].lower() in _OFF else None
     return next((f"{name} is set" for name in _MANAGED if environ.get(name)), None)
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.common.report import Report
+    from pygraphd.client.decisions.cache import Cache
     from pygraphd.client.decisions.leases import LeaseState, PendingGraph
-    from pygraphd.client.decisions.service import Cache
     from pygraphd.client.decisions.trust import TrustPolicy
     from pygraphd.schema.keys import Environment
     from pygraphd.schema.messages import Graph
@@ -46,7 +46,7 @@ class Known:
         return "unknown" if self.entry is None else self.entry.decision.deployment
 
 
-NOTHING = Known()
+UNKNOWN = Known()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class DecisionService:
             why = self.trust.why_rejected(entry)
             known[digest] = Known(entry) if why is None else Known(rejected=entry, rejection=why)
         for graph in graphs:
-            state = known.get(graph.digest, NOTHING)
+            state = known.get(graph.digest, UNKNOWN)
             log.info("%s: looked up: %s", graph.name, state.text)
             if state.entry is not None:
                 self.cache.bundle.add_hit(environment, graph, state.entry)
-        hits = sum(known.get(graph.digest, NOTHING).entry is not None for graph in graphs)
+        hits = sum(known.get(graph.digest, UNKNOWN).entry is not None for graph in graphs)
         self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         return known
 

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import MAX_GRAPHS, Decision, Entry, Graph
+from pygraphd.schema.messages import MAX_REQUEST_GRAPHS, Decision, Entry, Graph
 from pygraphd.schema.reasons import Reason
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pygraphd.client.decisions.service import Cache
+    from pygraphd.client.decisions.cache import Cache
 
 FIRST_POLL_S = 0.5
 """Seconds until the first poll for the answer of another process; each further wait is twice as long."""
@@ -182,4 +182,4 @@ def _by_environment(graphs: Iterable[PendingGraph]) -> dict[Environment, list[Pe
 def _requests(graphs: Sequence[PendingGraph]) -> list[list[str]]:
     """Return the digests of graphs, in portions that fit a request."""
     digests = [each.graph.digest for each in graphs]
-    return [digests[start : start + MAX_GRAPHS] for start in range(0, len(digests), MAX_GRAPHS)]
+    return [digests[at : at + MAX_REQUEST_GRAPHS] for at in range(0, len(digests), MAX_REQUEST_GRAPHS)]

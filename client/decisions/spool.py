@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.messages import Decision
 
-MAX_FILES = 1000
+MAX_WAITING_FILES = 1000
 MAX_READ = 256
 MAX_READ_BYTES = 2**20
 """Files, and bytes after which no other is begun, read for one answer, newest first: a few hundred milliseconds at most."""
 
 
 class SpoolFullError(OSError):
-    """`MAX_FILES` files are waiting, or a body is too large: nothing more is kept."""
+    """`MAX_WAITING_FILES` files are waiting, or a body is too large: nothing more is kept."""
 
 
 def leave(folder: Path, body: bytes) -> Path:
@@ -41,8 +41,8 @@ def leave(folder: Path, body: bytes) -> Path:
         mode=0o700, parents=True, exist_ok=True
     )  # the daemon refuses one that others may write to
     folder.mkdir(mode=0o700, exist_ok=True)
-    if len(os.listdir(folder)) >= MAX_FILES:  # noqa: PTH208 - names are all that is needed
-        raise SpoolFullError(f"{MAX_FILES} files are waiting already")
+    if len(os.listdir(folder)) >= MAX_WAITING_FILES:  # noqa: PTH208 - names are all that is needed
+        raise SpoolFullError(f"{MAX_WAITING_FILES} files are waiting already")
     path = folder / f"{time.time_ns()}-{os.getpid()}.json"
     temporary = path.with_name(f".{path.name}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -1,6 +1,6 @@
 """Sends one request to the daemon: HTTP over a Unix socket, with one deadline and one exception for all errors.
 
-A connection serves one request, so that nothing is shared across a fork. `Transport` keeps no state; `client.decisions.service`
+A connection serves one request, so that nothing is shared across a fork. `Transport` keeps no state; `client.decisions.cache`
 decides when to ask, and goes on without an answer.
 """
 

@@ -15,13 +15,13 @@ from pygraphd.client.analysis import graph_facts
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.decision_service import NOTHING
+from pygraphd.client.decisions.decision_service import UNKNOWN
 from pygraphd.client.decisions.ranks.consensus import ALONE
 from pygraphd.client.dispatch.partition import Context, Partition
 from pygraphd.client.dispatch.shapes import DecidedSize, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema import policy
-from pygraphd.schema.messages import MAX_SIZES, Record
+from pygraphd.schema.messages import MAX_INTEGER_INPUTS, Record
 from pygraphd.schema.reasons import ReasonCode, because
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class CompiledGraph:
     # --- partitions ---
 
     def _partition(self, graph: Graph, slot: Slot, candidates: Candidates | None) -> Partition:
-        return Partition(self._context, graph, slot, candidates, self._known.get(graph.digest, NOTHING))
+        return Partition(self._context, graph, slot, candidates, self._known.get(graph.digest, UNKNOWN))
 
     def _slot(self, graph: Graph, launch: Runnable, device_index: int, facts: GraphFacts | None) -> Slot:
         """Return the slot of a partition, which runs it as decided, by its sizes if it may have any."""
@@ -147,7 +147,7 @@ class CompiledGraph:
     def _known_at(self, partition: Partition, sizes: Sizes) -> Known:
         graph = partition.graph.at(sizes)
         known = self._context.decisions.look_up([graph], self._context.environment)
-        return known.get(graph.digest, NOTHING)
+        return known.get(graph.digest, UNKNOWN)
 
     def _at_size(
         self,
@@ -174,7 +174,7 @@ class CompiledGraph:
 
 def _mark_wrong(context: Context, graph: Graph, sizes: Sizes, reason: Reason, *, is_by_size: bool) -> None:
     """Record that a GRAPH failed a result check, whichever rank found it: later programs run the partition as KERNELS."""
-    if is_by_size and 0 < len(sizes) <= MAX_SIZES:
+    if is_by_size and 0 < len(sizes) <= MAX_INTEGER_INPUTS:
         graph = graph.at(sizes)
     context.decisions.cache.record(context.environment, [Record(graph, policy.only_kernels(reason))])
 

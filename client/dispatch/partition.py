@@ -15,7 +15,7 @@ from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.autotune.validation import Validation
 from pygraphd.client.backend.torch_private import Runnable
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.decision_service import NOTHING, DecisionService
+from pygraphd.client.decisions.decision_service import UNKNOWN, DecisionService
 from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.decisions.ranks.consensus import RankRole
 from pygraphd.client.decisions.ranks.following import Follower
@@ -62,7 +62,7 @@ class Partition:
         graph: Graph,
         slot: Slot,
         candidates: Candidates | None,
-        known: Known = NOTHING,
+        known: Known = UNKNOWN,
         sizes: Sizes = (),
     ) -> None:
         """Decide for calls with the integer inputs `sizes`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.dispatch.slot import Slot
-from pygraphd.schema.messages import MAX_SIZES
+from pygraphd.schema.messages import MAX_INTEGER_INPUTS
 
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
@@ -41,8 +41,8 @@ MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
 question takes time."""
 
-NOT_YET = "dynamic sizes that had not come back often enough to be decided"
-TOO_MANY = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
+NOT_OFTEN_ENOUGH = "dynamic sizes that had not come back often enough to be decided"
+TOO_MANY_TO_DECIDE = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
 NO_TIME = "dynamic sizes that came back while recordings had taken their share of the time"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
 
@@ -131,7 +131,7 @@ class ShapeDispatcher:
         try:
             if self._integers is None:
                 integers = [index for index, value in enumerate(inputs) if type(value) is int]
-                if 0 < len(integers) <= MAX_SIZES:
+                if 0 < len(integers) <= MAX_INTEGER_INPUTS:
                     self._guarded(self._begin)
                 else:  # one decision holds for all sizes
                     integers, self._runs[()] = [], self._guarded(self._whole) or self._launch
@@ -153,11 +153,11 @@ class ShapeDispatcher:
             return self._fall_back(BEING_DECIDED, inputs)
         try:
             reason = self._why_not_decide(sizes)
-            known = self._recalled(sizes) if reason is NOT_YET else None
+            known = self._recalled(sizes) if reason is NOT_OFTEN_ENOUGH else None
             run = self._set_up(sizes, known) if known or reason is None else None
         finally:
             self._deciding.release()
-        return run(inputs) if run is not None else self._fall_back(reason or NOT_YET, inputs)
+        return run(inputs) if run is not None else self._fall_back(reason or NOT_OFTEN_ENOUGH, inputs)
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
         self._report.count_fallback(reason)
@@ -166,12 +166,12 @@ class ShapeDispatcher:
     def _why_not_decide(self, sizes: Sizes) -> str | None:
         calls = self._count(sizes)
         if calls < self._bounds.calls:
-            return NOT_YET
+            return NOT_OFTEN_ENOUGH
         if reason := self._why_no_more():
             return reason
         if len(self._decided) < self._bounds.sizes:
             return None
-        return TOO_MANY if calls < self._calls_to_make_room() else self._make_room()
+        return TOO_MANY_TO_DECIDE if calls < self._calls_to_make_room() else self._make_room()
 
     def _recalled(self, sizes: Sizes) -> DecidedSize | None:
         """Return the decision of the cache for a size at its first call, if there is room for one more."""
@@ -185,7 +185,7 @@ class ShapeDispatcher:
 
     def _why_no_more(self) -> str | None:
         if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
-            return TOO_MANY
+            return TOO_MANY_TO_DECIDE
         return NO_TIME if self._debt_now_s() > RECORDING_ALLOWANCE_S else None
 
     def _debt_now_s(self) -> float:
@@ -219,7 +219,7 @@ class ShapeDispatcher:
     def _make_room(self) -> str | None:
         oldest = min(self._decided, key=lambda sizes: self._used.get(sizes, 0))
         if self._used.get(oldest, 0) > self._ticks - IDLE_TICKS:
-            return TOO_MANY
+            return TOO_MANY_TO_DECIDE
         del self._runs[oldest]
         decided = self._decided.pop(oldest)
         self._used.pop(oldest, None)

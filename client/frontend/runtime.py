@@ -15,9 +15,9 @@ from pygraphd.client.common import log
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import fingerprint
 from pygraphd.client.decisions.bundle import Bundle
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.decisions.decision_service import DecisionService
 from pygraphd.client.decisions.ranks.process_group import COLLECTIVES_OFF, Groups
-from pygraphd.client.decisions.service import Cache
 from pygraphd.client.decisions.trust import TrustPolicy
 from pygraphd.client.dispatch.compiled_graph import CompiledGraph
 from pygraphd.client.dispatch.partition import Context

@@ -50,7 +50,7 @@ MAX_AGE_S = 30 * 86400.0
 MEMORY = "PYGRAPH_MEMORY"
 SIZES = "PYGRAPH_SIZES"
 SIZE_CALLS = "PYGRAPH_SIZE_CALLS"
-MOST = 10_000
+MAX_NUMBER = 10_000
 """The largest number of sizes or calls that is taken as meant."""
 
 _OFF = frozenset({"", "0", "off", "false", "no"})
@@ -155,9 +155,9 @@ def _number(name: str, environ: Mapping[str, str], misread: list[str], *, defaul
         number = int(value or default)
     except ValueError:
         number = -1
-    if not least <= number <= MOST:
+    if not least <= number <= MAX_NUMBER:
         misread.append(
-            f"{name}={environ[name]} is not understood: set it to a whole number from {least} to {MOST}"
+            f"{name}={environ[name]} is not understood: set it to a whole number from {least} to {MAX_NUMBER}"
         )
         return default
     return number

@@ -23,9 +23,9 @@ from pygraphd.client.placement.fx_utils import PassResult
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-MAX_BYTES = 16 << 20
+MAX_CONSTANT_BYTES = 16 << 20
 """The largest constant that is kept on the GPU, in bytes."""
-MAX_COMPUTED_BYTES = 64 << 20
+MAX_GRAPH_BYTES = 64 << 20
 """Bound of all constants and intermediate values of one graph, in bytes: they are held until the pass ends."""
 
 INPUT = "it is computed from an input of the graph"
@@ -181,11 +181,11 @@ class _CompileTimeValues:
             return NOT_PLAIN
         if value.layout is not torch.strided or any(fx_utils.is_mutating(user) for user in node.users):
             return NOT_PLAIN
-        return TOO_LARGE if value.nbytes > MAX_BYTES else value
+        return TOO_LARGE if value.nbytes > MAX_CONSTANT_BYTES else value
 
     def _computed(self, node: Node) -> torch.Tensor | str:
         self._bytes += fx_utils.fake(node).nbytes
-        if self._bytes > MAX_COMPUTED_BYTES:
+        if self._bytes > MAX_GRAPH_BYTES:
             return TOO_MANY
         values = {each: self._found[each] for each in node.all_input_nodes}
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: values[each])
@@ -213,7 +213,7 @@ def _why_not_computable(node: Node) -> str | None:
         return NOT_PLAIN
     if not fx_utils.has_static_layout(node):
         return RUN_TIME_SIZE
-    return TOO_LARGE if value.nbytes > MAX_BYTES else None
+    return TOO_LARGE if value.nbytes > MAX_CONSTANT_BYTES else None
 
 
 def _change(graph: Graph, changes: list[tuple[Node, Node, torch.Tensor]], to_device: ToDevice) -> None:

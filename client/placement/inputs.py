@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Send = Callable[[Graph, torch.device, list[Node], str], list[Node]]
     """Adds nodes that send values to a GPU, for a graph of the given name; returns the nodes of the sent values."""
 
-MAX_BYTES = 16 << 10
+MAX_INPUT_BYTES = 16 << 10
 """The largest input that is sent, in bytes: comparing it costs the host less than 1 us."""
 MAX_BYTES_OF_GRAPH = 64 << 10
 MAX_COMPUTED_BYTES = 1 << 20
@@ -165,7 +165,7 @@ def _reported_here(group: Group) -> list[Node]:
 def _may_be_moved(node: Node) -> bool:
     """Return whether a node is an input that may be sent, or a value that may be computed from inputs that may be sent."""
     # Index values of a mask have more bytes than the mask, but are computed within it.
-    limit = MAX_BYTES if node.op == "placeholder" else MAX_COMPUTED_BYTES * fx_utils.fake(node).itemsize
+    limit = MAX_INPUT_BYTES if node.op == "placeholder" else MAX_COMPUTED_BYTES * fx_utils.fake(node).itemsize
     return _why_not_value(node, limit) is None
 
 
@@ -188,7 +188,7 @@ def _why_not_uses(uses: Iterable[tuple[Node, Node]]) -> str | None:
     return SEVERAL_GPUS if len(devices) > 1 else None
 
 
-def _why_not_value(node: Node, limit: int = MAX_BYTES) -> str | None:
+def _why_not_value(node: Node, limit: int = MAX_INPUT_BYTES) -> str | None:
     value = fx_utils.fake(node)
     if not fx_utils.has_static_layout(node):
         return RUN_TIME_SIZE

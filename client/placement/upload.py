@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.common.report import Report
 
-MAX_GRAPHS = 256
+MAX_COPIED_GRAPHS = 256
 """The most graphs whose copies are kept on the GPU; `inputs.py` bounds the values of a graph."""
 ALIGNMENT = 64
 """Alignment of each value in a pack, in bytes; Inductor's kernels assume 16."""
@@ -99,7 +99,7 @@ class Sender:
 
     def __init__(self, report: Callable[[], Report | None] = lambda: None) -> None:
         self.report = report
-        self._copies = BoundedLRU[_Key, dict[torch.dtype, _Copy]](MAX_GRAPHS)
+        self._copies = BoundedLRU[_Key, dict[torch.dtype, _Copy]](MAX_COPIED_GRAPHS)
 
     def __len__(self) -> int:
         """Return the number of copies that are kept."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.capture import Capture
     from pygraphd.client.replay.outputs import Output
 
-SAVED = Share(count=16, least=2 << 20)
+SAVED_SHARE = Share(count=16, least=2 << 20)
 """About how many allocations hold the tensors saved for a backward. A single one would need a gap of its whole size in memory."""
 
 InputGroups = Sequence[tuple[InputGroup, Span]]
@@ -79,7 +79,7 @@ class AliasSets:
     def _pieces(self, numbers: Sequence[int]) -> list[list[int]]:
         """Distribute alias sets over allocations; return those allocations that hold more than one."""
         sizes = [blocks(self._spans[each].size) * BLOCK for each in numbers]
-        pieces = ([numbers[position] for position in piece] for piece in SAVED.pieces(sizes))
+        pieces = ([numbers[position] for position in piece] for piece in SAVED_SHARE.pieces(sizes))
         return [piece for piece in pieces if len(piece) > 1]
 
     def _set_of(self, value: Any) -> int | None:

@@ -47,13 +47,13 @@ if TYPE_CHECKING:
 
 SCRATCH = Share(count=32, least=4 << 20)
 """Scratch is allocated in about 32 pieces of at least 4 MiB: a single one would need a gap of its whole size, and many cost host time."""
-LEAST_SCRATCH = (1 << 20) + BLOCK
+MIN_SCRATCH_BYTES = (1 << 20) + BLOCK
 """Bytes of the smallest piece of scratch. PyTorch allocates up to 1 MiB among small tensors, where any tensor that is kept takes its place.
 
 The piece would move at the next call, and nearly all nodes would be written, since nearly all have addresses in scratch.
 """
 
-NOTHING = "it launches nothing"
+LAUNCHES_NOTHING = "it launches nothing"
 OWN_MEMORY = "it holds an operator that nobody vouches for (PYGRAPH_GRAPH_OPS), and works on memory from outside of the call"
 
 
@@ -106,14 +106,14 @@ def _build(
     outputs = sets.outputs(inputs, groups)
     memories, segments, bases = sets.memories(len(groups))
     if not len(parameters):
-        raise NotRelocatableError(NOTHING)
+        raise NotRelocatableError(LAUNCHES_NOTHING)
     segments = [*(SegmentRange(span, number) for number, (_, span) in enumerate(groups)), *segments]
     first_scratch = len(groups) + len(memories)
     segments += [SegmentRange(span, number) for number, span in enumerate(sets.scratch, start=first_scratch)]
     in_place = [SegmentRange(span, IN_PLACE) for span in capture.held]
     table = _relocation_table(driver, parameters, [*segments, *in_place], first, groups, recapture)
     table, sizes = in_pieces(table, first_scratch, sets.scratch, SCRATCH)
-    memories = (*memories, *(Memory((max(size, LEAST_SCRATCH),), (1,), torch.uint8) for size in sizes))
+    memories = (*memories, *(Memory((max(size, MIN_SCRATCH_BYTES),), (1,), torch.uint8) for size in sizes))
     layout = Layout(
         tuple(group for group, _ in groups),
         memories,

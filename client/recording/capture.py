@@ -41,7 +41,7 @@ REUSE = "graph_capture_record_stream_reuse"
 """A setting of PyTorch's allocator that has captures use memory again before its streams are done with it."""
 BUSY = "something else is being captured"
 
-LEAST_CACHE = 16 << 20
+MAX_CACHED_BYTES = 16 << 20
 """Bytes of free memory in PyTorch's cache from which on it is given back before a capture."""
 MARGIN = 1.2
 """Factor by which memory that could be reserved has to exceed a backing allocation."""
@@ -334,7 +334,7 @@ class CudaRecorder:
     def empty_cache(self) -> None:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""
         free = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        if free > LEAST_CACHE and not self.why_not():
+        if free > MAX_CACHED_BYTES and not self.why_not():
             workspaces.empty_cache()
 
     def trim(self) -> None:

@@ -32,7 +32,7 @@ ATTEMPT_CALLS = (3, 16, 64, 256)
 IDLE_S = 5.0
 """Seconds that a rank waits for its GPU to be idle before it votes against the attempt. If all GPUs are idle, no rank is behind."""
 NOT_IDLE = f"the GPU of a rank was not idle within {IDLE_S:g} s"
-CLOSED = "a rank runs KERNELS"
+A_RANK_RUNS_KERNELS = "a rank runs KERNELS"
 
 
 class CollectiveRecordings(Recordings):
@@ -124,7 +124,7 @@ class CollectiveRecordings(Recordings):
         except NotRelocatableError as error:
             self._refuse(slot, Refusal(str(error), Persistence.PROCESS, ReasonCode.COLLECTIVES))
             return None
-        reason = CLOSED if self._is_closed else self._why_not_record(slot)
+        reason = A_RANK_RUNS_KERNELS if self._is_closed else self._why_not_record(slot)
         if reason is None and not self._recorder.is_idle_within(IDLE_S):
             reason = NOT_IDLE
         if reason is None:

@@ -35,7 +35,7 @@ TF32_TOLERANCE = 1e-3
 """Accepted distance of 32-bit types where matrix products may be rounded to TF32."""
 FLOAT8_TOLERANCE = 0.25
 """Accepted distance of floating-point types of 8 bits: the relative distance of neighbouring values."""
-NOISE_FACTOR = 4.0
+DISTANCE_FACTOR = 4.0
 """Accepted distance as a multiple of the callable's distance from itself: the largest of a few differences does not bound the next one."""
 MAX_NOISE = 0.1
 """Accepted distance of the callable from itself. Greater noise could hide any error."""
@@ -181,7 +181,7 @@ def too_far(
     noise = noise or {}
     is_unsteady = any(noise.values())
     allowed = {
-        index: max(each.allowed(tolerance, is_unsteady=is_unsteady), NOISE_FACTOR * noise.get(index, 0.0))
+        index: max(each.allowed(tolerance, is_unsteady=is_unsteady), DISTANCE_FACTOR * noise.get(index, 0.0))
         for index, each in compared.items()
     }
     return [index for index, distance in found.items() if not distance <= allowed[index]]

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 COLUMNS = 1024
 """64-bit words in a row of a checksum."""
-LEAST_ROWS, MOST_ROWS = 512, 4096
+MIN_ROWS, MAX_ROWS = 512, 4096
 """Rows of which the sums are taken at once, 4 to 32 MiB: PyTorch takes twice as much memory for the sums of the columns."""
 PIECES = 256
-"""The number of pieces that is not exceeded by pieces of less than `MOST_ROWS`."""
+"""The number of pieces that is not exceeded by pieces of less than `MAX_ROWS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def checksum(memory: torch.Tensor) -> torch.Tensor:
         return torch.cat(around)
     rows = memory[begin:end].view(torch.int64).view(-1, COLUMNS)
     sums = torch.zeros(COLUMNS + 1, dtype=torch.int64, device=memory.device)
-    step = min(max(LEAST_ROWS, -(-len(rows) // PIECES)), MOST_ROWS)
+    step = min(max(MIN_ROWS, -(-len(rows) // PIECES)), MAX_ROWS)
     for first in range(0, len(rows), step):
         piece = rows[first:][:step]
         weights = torch.arange(2 * first + 1, 2 * (first + len(piece)), 2, device=memory.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.recording.stand_ins import LARGE, bytes_of
+from pygraphd.client.recording.stand_ins import MAX_SMALL, bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from pygraphd.client.recording.alias_sets import InputGroups
 
-LEAST_BYTES = 32 << 20
+MIN_HOST_BYTES = 32 << 20
 """With fewer bytes in the large inputs that a graph writes, these are copied on the device: it raises the peak by little."""
-MOST_BYTES = 2 << 30
+MAX_HOST_BYTES = 2 << 30
 """With more bytes, copying them to the host and back would take seconds."""
 
 
@@ -28,11 +28,11 @@ def for_host(
     chosen = [
         (group, span)
         for group, span in groups
-        if span.size > LARGE
+        if span.size > MAX_SMALL
         and any(index in written for index, _ in group.members)
         and inputs[group.members[0][0]].device == device
     ]
-    return chosen if LEAST_BYTES <= sum(span.size for _, span in chosen) <= MOST_BYTES else []
+    return chosen if MIN_HOST_BYTES <= sum(span.size for _, span in chosen) <= MAX_HOST_BYTES else []
 
 
 class HostCopies:

@@ -33,7 +33,7 @@ MAX_CAPTURES = 5
 """Captures of one call until no output overlaps. In the last one every output has a reserve."""
 SPARE_SHARE = 4
 """The backing allocation has 1/4 more bytes than the last capture used, since reserves share no memory with temporaries."""
-LARGE = (1 << 20) + BLOCK
+BACKED_FROM = (1 << 20) + BLOCK
 """Bytes of the smallest allocation that the backing allocation serves: PyTorch keeps those up to 1 MiB in segments of their own."""
 
 
@@ -72,7 +72,7 @@ def backing_for(capture: Capture) -> int:
 
     Memory that stays in place would keep the whole segment that it lies in.
     """
-    if any(span.size >= LARGE for span in capture.held):
+    if any(span.size >= BACKED_FROM for span in capture.held):
         return 0
     used = capture.bytes if capture.addresses is None else capture.temporary_bytes
     return capture.backing or used + used // SPARE_SHARE
@@ -110,7 +110,7 @@ class OutputReserves:
 
     def begin(self) -> None:
         """Make the backing allocation, allocations that only take up addresses, and reserves that have no place yet. To be called in the capture."""
-        if self._backing >= LARGE:
+        if self._backing >= BACKED_FROM:
             with contextlib.suppress(torch.OutOfMemoryError):
                 self.storage(self._backing)  # freed at once: what is allocated next is cut from it
                 self.before += 1

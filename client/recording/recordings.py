@@ -48,7 +48,7 @@ MAX_RECORDINGS = 8
 """The bound on recordings of one callable, unless `PYGRAPH_SIZES` is larger. Beyond it the least recently used recording is dropped."""
 CAPTURES_OF_EACH = 4
 """Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
-MAX_SIZES = 64
+MAX_SIZE_SLOTS = 64
 """Sizes of one callable that are remembered, recorded or not. Calls of others run as KERNELS."""
 
 NOT_YET = "first call of a size"
@@ -363,7 +363,7 @@ class Recordings:
         return NOT_YET
 
     def _why_no_more(self, size: Size | None = None) -> str | None:
-        bound = max(MAX_SIZES, CAPTURES_OF_EACH * self._max_recordings)
+        bound = max(MAX_SIZE_SLOTS, CAPTURES_OF_EACH * self._max_recordings)
         if size is not None and size not in self._slots and len(self._slots) >= bound:
             return TOO_MANY_SIZES
         is_used_up = self._pipeline.captures >= CAPTURES_OF_EACH * self._max_recordings

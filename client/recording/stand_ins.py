@@ -23,10 +23,10 @@ from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, alignment
 
 NO_CONSTRAINTS = LayoutConstraints()
 
-LARGE = 1 << 20
+MAX_SMALL = 1 << 20
 """Largest size in bytes of inputs that are always copied, and whose stand-ins have memory of their own. Copying hundreds of these is quick."""
 ALIASED_FROM = 32 << 20
-"""Where the inputs above `LARGE` have this many bytes together, their stand-ins are addresses of `AliasedMemory`."""
+"""Where the inputs above `MAX_SMALL` have this many bytes together, their stand-ins are addresses of `AliasedMemory`."""
 ALIASES = 16
 """Bytes of aliased copies for each byte of their memory. The memory has a prime number of pages, so that rows at powers of two are seldom aliases."""
 ALIASED_COPY_FROM = 64 << 20
@@ -216,7 +216,7 @@ def _to_copy(
 
 def is_copied(group: InputGroup, span: Span, written: Collection[int] | None) -> bool:
     """Return whether `copies_of` copies a group."""
-    return written is None or span.size <= LARGE or any(index in written for index, _ in group.members)
+    return written is None or span.size <= MAX_SMALL or any(index in written for index, _ in group.members)
 
 
 def prime_from(least: int) -> int:
@@ -290,7 +290,7 @@ def _is_aliased(
     members: Sequence[tuple[int, int]], span: Span, inputs: Sequence[Any], device: torch.device
 ) -> bool:
     is_here = inputs[members[0][0]].device == device
-    return span.size > LARGE and is_here and not may_be_indices(members, inputs)
+    return span.size > MAX_SMALL and is_here and not may_be_indices(members, inputs)
 
 
 def _groups(

@@ -28,7 +28,7 @@ from pygraphd.client.recording.comparison import (
 from pygraphd.client.recording.digest import Digest, checksum, digest_of, unequal
 from pygraphd.client.recording.host_copies import HostCopies
 from pygraphd.client.recording.stand_ins import (
-    LARGE,
+    MAX_SMALL,
     bytes_of,
     copies_of,
     groups_of,
@@ -172,7 +172,7 @@ class Verification:
                 continue
             if index < count and (index in self._undefined or not value.numel()):
                 values[index] = Digest(form(value), None)
-            elif index >= count and index not in in_place and (index in in_full or value.nbytes <= LARGE):
+            elif index >= count and index not in in_place and (index in in_full or value.nbytes <= MAX_SMALL):
                 continue  # it has memory of its own
             elif index in in_full:
                 values[index] = _clone(value)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.native.ffi import Fused, Launch
     from pygraphd.client.replay.rng import PhiloxRange, RngCursor
 
-CLOSED = "its recording has gone for others"
+RECORDING_CLOSED = "its recording has gone for others"
 
 
 _KNOWN = (FallbackError, DriverError, torch.OutOfMemoryError)
@@ -145,7 +145,7 @@ class Replay:
     def _launch(self, inputs: list[Any], memory: list[Any], stream: int) -> PhiloxRange | None:
         executables = self._executables
         if executables is None:
-            raise FallbackError(CLOSED)
+            raise FallbackError(RECORDING_CLOSED)
         # First, since nothing need be written for a launch that may not be on this stream.
         if self._cursor is not None:
             self._cursor.affinity.expect(stream)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-PAGE = 500
+PAGE_ROWS = 500
 """Entries read in one transaction: neither memory nor the daemon's log grows with the length of a listing."""
 NOT_FOUND = "no entry has an id or graph that begins so; see: pygraphd cache inspect"
 
@@ -166,10 +166,10 @@ class Catalogue:
     def pages(self, gpu: str = "", graph: str = "", most: int | None = None) -> Iterator[list[CachedEntry]]:
         """Yield the entries whose GPU name contains `gpu` and whose graph digest begins with `graph`, newest first.
 
-        They come `PAGE` at a time, `most` at most.
+        They come `PAGE_ROWS` at a time, `most` at most.
         """
         places = self.places(gpu, graph, newest_first=True, most=most)
-        for some in chunks(places, PAGE):
+        for some in chunks(places, PAGE_ROWS):
             found = {
                 row["place"]: row for row in self.rows(_select_entries(row_place).where(row_place.in_(some)))
             }
@@ -193,7 +193,7 @@ class Catalogue:
         )
         query = query.order_by(*order).limit(most)
         return self.read(
-            lambda connection: array("q", connection.scalars(query.execution_options(yield_per=PAGE)))
+            lambda connection: array("q", connection.scalars(query.execution_options(yield_per=PAGE_ROWS)))
         )
 
     def has(self, prefix: str) -> bool:

@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from pygraphd.cli.catalogue import PAGE
+from pygraphd.cli.catalogue import PAGE_ROWS
 from pygraphd.daemon import portable_rows
 from pygraphd.daemon.queries import chunks, row_place
 from pygraphd.daemon.rederiving import NOT_VALID
@@ -34,7 +34,7 @@ class Export:
         self.left_out: Counter[str] = Counter()
 
     def __iter__(self) -> Iterator[Portable]:
-        for some in chunks(self._places, PAGE):
+        for some in chunks(self._places, PAGE_ROWS):
             rows, measured = self._catalogue.read(
                 functools.partial(portable_rows.entries, where=row_place.in_(some))
             )

@@ -13,7 +13,7 @@ from pygraphd.cli.output import printable
 from pygraphd.config import shown, variable
 from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import Deployment
-from pygraphd.schema.portable import ELSEWHERE
+from pygraphd.schema.portable import HOST_PREFIXES
 from pygraphd.schema.reasons import NOT_STATED
 
 if TYPE_CHECKING:
@@ -397,7 +397,7 @@ def decided_text(entry: CachedEntry, now: float) -> str:
 def _origin(entry: CachedEntry) -> str:
     """Return what brought an entry, and from which host; empty if it was decided here."""
     host = entry.facts["host"]
-    return f", from {host}" if host.startswith(ELSEWHERE) else ""
+    return f", from {host}" if host.startswith(HOST_PREFIXES) else ""
 
 
 def reason_against(deployment: str, reason: Reason, against: Reason) -> list[tuple[str, str]]:

@@ -27,7 +27,7 @@ SOURCES = {
     Source.RULE: "a rule; nothing was measured",
     Source.UNFINISHED: "unfinished; the program ended before it was decided",
 }
-NOTES = {
+NOTE_LABELS = {
     "left_to_torch": "left to PyTorch",
     "left_on_cpu": "left on CPU",
     "graph_breaks": "graph break",
@@ -60,7 +60,7 @@ def _remarks(answer: Answer) -> Iterator[str]:
 def notes_text(notes: dict[str, dict[str, int]]) -> Iterator[str]:
     """Yield one block with the summary's notes: the reasons of each kind, the most frequent first."""
     said = [
-        (NOTES[name], f"{reason} ({times} times)" if times > 1 else reason)
+        (NOTE_LABELS[name], f"{reason} ({times} times)" if times > 1 else reason)
         for name, reasons in notes.items()
         for reason, times in sorted(reasons.items(), key=lambda item: -item[1])
     ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.cli.explain import explain_summary, open_catalogues
-from pygraphd.cli.summaries import COSTS, Facts, Summary
+from pygraphd.cli.summaries import SPENT_TIMES, Facts, Summary
 from pygraphd.daemon import spool
 from pygraphd.errors import CommandError
 from pygraphd.schema.messages import Deployment
@@ -259,5 +259,5 @@ def _call_us(facts: Facts, figures: Sequence[dict[str, Any]]) -> dict[Deployment
 
 def spent(summary: Summary) -> list[tuple[str, float]]:
     """Return the parts of the cost that are not zero, by name, in milliseconds."""
-    names = dict(zip(COSTS, ("looking up", "measuring", "validating", "recording"), strict=True))
+    names = dict(zip(SPENT_TIMES, ("looking up", "measuring", "validating", "recording"), strict=True))
     return [(names[name], ms) for name, ms in summary.spent_ms.items() if ms >= 0.05]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from pygraphd.cli.render_explanations import NOTES, SOURCES
+from pygraphd.cli.render_explanations import NOTE_LABELS, SOURCES
 from pygraphd.cli.report_plots import COLOURS, payback_plot, step_plot
 from pygraphd.cli.report_text import cells, headline, kind, remarks
 from pygraphd.errors import CommandError
@@ -134,7 +134,7 @@ def _row(report: Report, number: int, row: Row) -> str:
 
 def _notes(report: Report) -> str:
     said = [
-        f"<dt>{escape(NOTES[name])}</dt><dd>{escape(reason)}{f' ({times} times)' if times > 1 else ''}</dd>"
+        f"<dt>{escape(NOTE_LABELS[name])}</dt><dd>{escape(reason)}{f' ({times} times)' if times > 1 else ''}</dd>"
         for name, reasons in report.summary.notes.items()
         for reason, times in _most_frequent(reasons)
     ]

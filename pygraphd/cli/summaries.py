@@ -20,14 +20,14 @@ from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
 if TYPE_CHECKING:
     from pathlib import Path
 
-MAX_BYTES = 64 * 2**20
+MAX_SUMMARY_BYTES = 64 * 2**20
 """Bound of a file's size: several times the largest summary that a client writes."""
 NOTES = ("left_to_torch", "left_on_cpu", "graph_breaks", "between_graphs", "fallbacks", "failures")
 """The parts of a summary that count reasons, beside the decisions; older summaries lack some."""
-COSTS = ("lookup_ms", "measuring_ms", "checking_ms", "recording_ms")
+SPENT_TIMES = ("lookup_ms", "measuring_ms", "checking_ms", "recording_ms")
 """The parts of a summary with the host time that PyGraph took."""
 MAX_MS = 1e12
-MAX_TEXT = 1000
+MAX_FACT_TEXT = 1000
 """Characters of a module path or of a source line that are kept."""
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
@@ -61,7 +61,7 @@ class Facts:
             if (value := getattr(self, name)) is not None:
                 check_number(name, value, maximum=MAX_TIME)
         for text in (self.whole, self.module, *self.places):
-            check_text("facts", text, maximum=MAX_TEXT)
+            check_text("facts", text, maximum=MAX_FACT_TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Summary:
     """The content of a summary. `environments` has each environment of a decision; `left_out` is the number of decisions not listed.
 
     `notes` has the number of times of each reason, for each of `NOTES`; `facts` those of each graph by digest. `spent_ms` has the host time
-    of each of `COSTS`. `program` and `pid` name the process; empty and None in a summary of an older version.
+    of each of `SPENT_TIMES`. `program` and `pid` name the process; empty and None in a summary of an older version.
     """
 
     environments: dict[str, Environment]
@@ -106,9 +106,9 @@ def read_summary(path: Path) -> Summary:
     """Return the summary in a file; raises UsageError for any other file."""
     try:
         with os.fdopen(open_regular(path, follow=True), "rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise InvalidMessageError(f"more than {MAX_BYTES} bytes")
+            data = stream.read(MAX_SUMMARY_BYTES + 1)
+        if len(data) > MAX_SUMMARY_BYTES:
+            raise InvalidMessageError(f"more than {MAX_SUMMARY_BYTES} bytes")
         return _summary(json.loads(data))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -131,7 +131,7 @@ def _summary(value: Any) -> Summary:
             check_int("decisions_left_out", value.get("decisions_left_out", 0), maximum=MAX_COUNT),
             {name: _reasons(name, value.get(name, {})) for name in NOTES},
             _facts(value.get("facts", {})),
-            {name: check_number(name, value.get(name, 0.0), maximum=MAX_MS) for name in COSTS},
+            {name: check_number(name, value.get(name, 0.0), maximum=MAX_MS) for name in SPENT_TIMES},
             *_program(value.get("program", {})),
         )
     )
@@ -144,7 +144,7 @@ def _facts(value: Any) -> dict[str, Facts]:
 
 
 def _printable_texts(facts: Any) -> Any:
-    """Return facts with names of modules and files that a terminal can show, cut to `MAX_TEXT`; anything else as it is."""
+    """Return facts with names of modules and files that a terminal can show, cut to `MAX_FACT_TEXT`; anything else as it is."""
     if not isinstance(facts, dict):
         return facts
     texts = {name: [_short(each) for each in value] for name, value in facts.items() if name == "places"}
@@ -152,7 +152,7 @@ def _printable_texts(facts: Any) -> Any:
 
 
 def _short(text: Any) -> Any:
-    return printable(text)[:MAX_TEXT] if isinstance(text, str) else text
+    return printable(text)[:MAX_FACT_TEXT] if isinstance(text, str) else text
 
 
 def _program(value: Any) -> tuple[str, int | None]:

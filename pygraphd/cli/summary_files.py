@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from pygraphd.schema.locations import Locations
 
-VARIABLE = "PYGRAPH_SUMMARY"
+SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 LAST = "last"
-MAX_KEPT = 64
+MAX_SUMMARIES = 64
 """Summaries of `pygraphd run` that are kept; the oldest ones go first."""
 HOW = "a program run by `pygraphd run`, or with PYGRAPH_SUMMARY=FILE, writes one when it ends"
 
@@ -32,17 +32,17 @@ def folder(locations: Locations) -> Path:
 
 def variable_for(script: str, locations: Locations, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that has this process, as `script`, leave its summary where `find` looks; empty if it is set, or not to be had."""
-    if VARIABLE in environ or environ.get("PYGRAPH_READONLY", "0") != "0":
+    if SUMMARY_VARIABLE in environ or environ.get("PYGRAPH_READONLY", "0") != "0":
         return {}
     kept = folder(locations)
     try:
         folders.make_private(locations.cache)
         folders.make_private(kept)
-        for old in _newest_first(kept.iterdir())[MAX_KEPT - 1 :]:
+        for old in _newest_first(kept.iterdir())[MAX_SUMMARIES - 1 :]:
             old.unlink(missing_ok=True)
     except (OSError, CommandError):
         return {}  # the script runs all the same
-    return {VARIABLE: str(kept / f"{os.getpid()}.{_mark_of(script)}")}
+    return {SUMMARY_VARIABLE: str(kept / f"{os.getpid()}.{_mark_of(script)}")}
 
 
 def _mark_of(script: str) -> str:
@@ -82,7 +82,7 @@ def of_script(script: str, locations: Locations, environ: Mapping[str, str]) -> 
 def _known(locations: Locations, environ: Mapping[str, str]) -> list[Path]:
     """Return the summaries that are kept, and those that PYGRAPH_SUMMARY names here, those of ranks and children included."""
     found = _files(folder(locations), "")
-    if wanted := environ.get(VARIABLE):
+    if wanted := environ.get(SUMMARY_VARIABLE):
         found += _files(Path(wanted).parent, Path(wanted).name)
     return found
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.messages import Ping
     from pygraphd.schema.portable import ImportRequest
 
-PATIENCE_S = 10.0
+LOCK_WAIT_S = 10.0
 """Seconds to wait for the lock: its holder may be a daemon that is about to answer, or a command that is about to end."""
 _POLL_S = 0.05
 
@@ -108,8 +108,8 @@ class _Here:
 
 
 def _daemon_or_lock(locations: Locations) -> _Daemon | DaemonLock:
-    """Return the daemon once it answers, or the lock if nobody holds it; raises CommandError if neither happens in `PATIENCE_S`."""
-    deadline = time.monotonic() + PATIENCE_S
+    """Return the daemon once it answers, or the lock if nobody holds it; raises CommandError if neither happens in `LOCK_WAIT_S`."""
+    deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         if (running := control.ping(locations.socket)) is not None:
             return _Daemon(locations, running)

@@ -13,7 +13,7 @@ from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import Origin, RecordRequest
 from pygraphd.schema.policy import POLICY_VERSION
-from pygraphd.schema.portable import ELSEWHERE, imported_host
+from pygraphd.schema.portable import HOST_PREFIXES, imported_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,7 +68,7 @@ def _fate(connection: sa.Connection, entry: Portable, now: float) -> _Fate:
     if is_current is not _is_current(known.policy):
         return _Fate.REPLACED if is_current else _Fate.KEPT  # nobody uses what another policy has decided
     is_newer = (_measured_at(entry, now) or 0.0) > (known.measured_at or 0.0)
-    return _Fate.REPLACED if known.host.startswith(ELSEWHERE) and is_newer else _Fate.KEPT
+    return _Fate.REPLACED if known.host.startswith(HOST_PREFIXES) and is_newer else _Fate.KEPT
 
 
 def _is_current(policy: int) -> bool:

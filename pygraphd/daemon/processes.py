@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pygraphd.daemon.leases import Leases
     from pygraphd.daemon.peer import Peer
 
-MAX_KEPT = 1024
+MAX_PROCESSES = 1024
 """Processes that are remembered; beyond that those go first that have asked for nothing for longest."""
 MAX_LISTED = 64
 """Processes in a description, the latest to ask first: each takes some reads of /proc."""
-MAX_GRAPHS = 16
+MAX_NAMED_GRAPHS = 16
 """Graphs by name in a description, of each process; the numbers are of all."""
 _SAME_S = 10.0
 """Seconds within which a pid is taken to be of the same process without a look at /proc."""
@@ -56,14 +56,14 @@ class Processes:
         known.asked_at = now
         known.requests += 1
         self._known[peer.pid] = known  # last, so that they stay in the order in which they asked
-        if len(self._known) > MAX_KEPT:
+        if len(self._known) > MAX_PROCESSES:
             del self._known[next(iter(self._known))]
 
     def note_lease(self, peer: Peer, environment: str, asked: Iterable[str], granted: Iterable[str]) -> None:
         """Note which of some graphs a process may measure; it waits for the others."""
         if (known := self._known.get(peer.pid)) is not None:
             known.waits.difference_update((environment, graph) for graph in granted)
-            if len(known.waits) > MAX_KEPT:
+            if len(known.waits) > MAX_PROCESSES:
                 self._forget_answered(known)
             known.waits.update((environment, graph) for graph in {*asked}.difference(granted))
 
@@ -84,9 +84,9 @@ class Processes:
             "requests": known.requests,
             "idle_s": round(self._clock() - known.asked_at, 1),
             "measuring": len(measures),
-            "measures": measures[:MAX_GRAPHS],
+            "measures": measures[:MAX_NAMED_GRAPHS],
             "waiting": len(waits),
-            "waits_for": waits[:MAX_GRAPHS],
+            "waits_for": waits[:MAX_NAMED_GRAPHS],
         }
 
     def _forget_answered(self, known: _Process) -> None:

@@ -16,7 +16,7 @@ from pygraphd.daemon.rederiving import rederive
 from pygraphd.daemon.statements import Statement
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import RecordRequest
-from pygraphd.schema.portable import ELSEWHERE
+from pygraphd.schema.portable import HOST_PREFIXES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -149,7 +149,7 @@ def decision_row(
 def _costs(measured: Iterable[Mapping[str, Any]], chosen: Deployment) -> dict[str, float | None]:
     """Return the columns of a decision that have the costs of the chosen deployment, as last measured."""
     costs = {each["deployment"]: each for each in measured}.get(chosen, {})
-    return dict(zip(tables.COSTS, map(costs.get, ("median_us", "host_us", "span_us")), strict=True))
+    return dict(zip(tables.COST_COLUMNS, map(costs.get, ("median_us", "host_us", "span_us")), strict=True))
 
 
 def _reason_columns(decision: Decision) -> dict[str, str]:
@@ -212,7 +212,7 @@ _TIMES_AND_HITS = frozenset({"created_at", "measured_at", "hits", "last_hit"})
 _KEPT = frozenset({"id", "environment", "graph", "hits", "last_hit"})
 """Columns that keep their values when a decision is replaced."""
 _decision_insert = insert(tables.Decision)
-_is_from_elsewhere = sa.or_(*(tables.Decision.host.startswith(prefix) for prefix in ELSEWHERE))
+_is_from_elsewhere = sa.or_(*(tables.Decision.host.startswith(prefix) for prefix in HOST_PREFIXES))
 _UPSERT_DECISION = Statement(
     _decision_insert.on_conflict_do_update(
         index_elements=["environment", "graph"],
@@ -426,7 +426,7 @@ _DERIVED = (
     "policy",
     "final",
     "created_at",
-    *tables.COSTS,
+    *tables.COST_COLUMNS,
 )
 # Not whose it is: the facts are still theirs.
 _REPLACE_DECISION = (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-MAX_FILES = 1000
+MAX_PASS_FILES = 1000
 """Files taken in one pass; the next pass takes the rest."""
 
 
@@ -114,7 +114,7 @@ def _set_aside(path: Path) -> None:
 
 def records(folder: Path) -> list[str]:
     """Return the names of the files of one pass, oldest first."""
-    return sorted(name for name in _names(folder) if _is_record(name))[:MAX_FILES]
+    return sorted(name for name in _names(folder) if _is_record(name))[:MAX_PASS_FILES]
 
 
 def _names(folder: Path) -> Iterator[str]:

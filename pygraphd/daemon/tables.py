@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 APPLICATION_ID = 0x50794772
 """`PRAGMA application_id` ("PyGr"): tells our file from another program's."""
 
-COSTS = ("cost_us", "host_us", "span_us")
+COST_COLUMNS = ("cost_us", "host_us", "span_us")
 """Columns of `Decision` that are copies of what `Measurement` has: who stores a decision works them out."""
 
 _STRICT = {"sqlite_strict": True}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.client.common.report import Report
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.schema.messages import LeaseAnswer, LeaseRequest, RecordRequest, decode, encode
 from tests.support.patience import patient
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 # Asks for the graphs it is told, says which it may measure, and lives on.
 PROCESS = """
 import json, sys
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.common.report import Report
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate

@@ -12,7 +12,7 @@ import pytest
 
 from pygraphd.cli import lifecycle
 from pygraphd.client.common.report import Report
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.daemon import control
 from pygraphd.daemon.lock import Activity, activity_of_holder
 from pygraphd.schema.messages import encode
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.daemon, pytest.mark.usefixtures("patient")]
 PROGRAM = """
 import json, sys, time
 from pygraphd.client.decisions import daemon_start
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.transport import Transport
 from pygraphd.schema.keys import Environment

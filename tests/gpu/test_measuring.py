@@ -138,7 +138,7 @@ def test_a_second_process_hits_what_the_first_decided(
     watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within one process: the entries that were recorded are handed to a second session, which measures nothing."""
-    from pygraphd.client.decisions import service
+    from pygraphd.client.decisions import cache
     from pygraphd.schema import messages
 
     module = model()
@@ -153,7 +153,7 @@ def test_a_second_process_hits_what_the_first_decided(
         for record in request.records
     }
     assert len(known) == 2
-    monkeypatch.setattr(service.Cache, "lookup", lambda self, environment, graphs: known)
+    monkeypatch.setattr(cache.Cache, "lookup", lambda self, environment, graphs: known)
     torch._dynamo.reset()
     watched.report.counts.clear()
     module = model()
@@ -348,7 +348,7 @@ def test_each_dynamic_size_that_comes_back_is_measured_and_all_are_right(watched
                 torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
 
     watched.expect(graphs=1, sizes=2, measured=2)
-    assert set(watched.report.fallbacks) == {shapes.NOT_YET, recordings.NOT_YET}
+    assert set(watched.report.fallbacks) == {shapes.NOT_OFTEN_ENOUGH, recordings.NOT_YET}
     decided = [each["sizes"] for each in watched.report.summary()["decisions"]]
     assert [len(sizes) > 0 for sizes in decided] == [False, True, True]
 
@@ -366,7 +366,7 @@ def test_more_dynamic_sizes_than_are_decided_apart_are_launched(
                 torch.testing.assert_close(compiled(x), (x.sin() + 1).sum(-1))
 
     watched.expect(graphs=1, sizes=bound)
-    assert watched.report.fallbacks[shapes.TOO_MANY] == 2 * (12 - bound)
+    assert watched.report.fallbacks[shapes.TOO_MANY_TO_DECIDE] == 2 * (12 - bound)
 
 
 def test_dropout_is_random_and_reproducible(watched: Watched) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.client.recording.builder import LEAST_SCRATCH
+from pygraphd.client.recording.builder import MIN_SCRATCH_BYTES
 from tools.lab.recording_memory import Allocation, Role, footprint_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def test_each_allocation_of_a_call_is_told_by_what_it_is_for(recorder: Recorder)
     assert found.allocations == (
         Allocation(Role.OUTPUT, BYTES),
         Allocation(Role.OUTPUT, BYTES),
-        Allocation(Role.SCRATCH, LEAST_SCRATCH),
+        Allocation(Role.SCRATCH, MIN_SCRATCH_BYTES),
     )
     assert found.executables == 1
     replay.close()

@@ -54,7 +54,7 @@ def test_importing_ours_imports_nothing_heavy(module: str) -> None:
     assert not imported & HEAVY
 
 
-@pytest.mark.parametrize("module", ["pygraphd.client.decisions.service", "pygraphd.client.hook"])
+@pytest.mark.parametrize("module", ["pygraphd.client.decisions.cache", "pygraphd.client.hook"])
 def test_hook_imports_no_database_and_no_torch(module: str) -> None:
     imported = modules_after(f"import {module}")
 

@@ -45,7 +45,7 @@ MEASUREMENTS = st.builds(
     MAYBE,
     MAYBE,
 )
-SIZES = st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=messages.MAX_SIZES).map(tuple)
+SIZES = st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=messages.MAX_INTEGER_INPUTS).map(tuple)
 GRAPHS = st.builds(Graph, DIGESTS, st.sampled_from(Kind), st.integers(0, 3), st.integers(4, 9), COUNTS, SIZES)
 ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
 ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=2, unique_by=lambda measurement: measurement.deployment)
@@ -152,7 +152,9 @@ def test_a_graph_at_its_sizes_is_a_graph_of_its_own(
     assert (graph.at(first).sizes, graph.at(first).operators) == (first, graph.operators)
 
 
-@pytest.mark.parametrize("bad", [(0.5,), (True,), (2**63,), (1,) * (messages.MAX_SIZES + 1)], ids=str)
+@pytest.mark.parametrize(
+    "bad", [(0.5,), (True,), (2**63,), (1,) * (messages.MAX_INTEGER_INPUTS + 1)], ids=str
+)
 def test_sizes_are_integers_and_not_too_many(bad: tuple[int, ...]) -> None:
     with pytest.raises(InvalidMessageError, match=r"sizes: "):
         Graph("a" * 64, Kind.FORWARD, 0, 1, 1, bad)

@@ -12,7 +12,7 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.autotune import trial
 from pygraphd.client.decisions import fingerprint
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.frontend.devices import Devices
 from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.keys import Environment

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from pygraphd.client.common.report import Report
 
-MAX_FAILURES = 2
+MAX_STORE_FAILURES = 2
 """Failures after which a rank does not ask the group's store again."""
 WAIT_LIMIT_S = 120.0
 """Seconds that a rank waits for the leader's decision."""
-MAX_GRAPHS = 4096
+MAX_AGREED_GRAPHS = 4096
 """Graphs whose decisions are kept: those used last. The registers have the decisions of all graphs."""
-ELSEWHERE = "decided in another environment"
+OTHER_ENVIRONMENT = "decided in another environment"
 
 _T = TypeVar("_T")
 
@@ -61,8 +61,8 @@ class Agreement:
         self.wait_limit_s = wait_limit_s
         self._report = report
         self._failures = 0
-        self._known = BoundedLRU[str, Decision](MAX_GRAPHS)
-        self._leads = BoundedLRU[str, bool](MAX_GRAPHS)
+        self._known = BoundedLRU[str, Decision](MAX_AGREED_GRAPHS)
+        self._leads = BoundedLRU[str, bool](MAX_AGREED_GRAPHS)
 
     def role(self, leader_key: str, graphs: Sequence[str], environment: str) -> RankRole:
         """Return this rank's role for some graphs; one rank leads for all graphs with the same `leader_key`."""
@@ -83,7 +83,7 @@ class Agreement:
 
     def _attempt(self, graphs: Sequence[str], action: Callable[[], _T]) -> _T | None:
         """Run `action` on the registers; after a failure, this rank decides these graphs alone."""
-        if self._failures < MAX_FAILURES:
+        if self._failures < MAX_STORE_FAILURES:
             try:
                 return action()
             except RegisterError as error:
@@ -104,7 +104,7 @@ def _marked(verdict: Verdict, environment: str) -> Decision:
     decision = verdict.decision
     if verdict.environment == environment:
         return decision
-    detail = f"{decision.reason.detail}; {ELSEWHERE}" if decision.reason.detail else ELSEWHERE
+    detail = f"{decision.reason.detail}; {OTHER_ENVIRONMENT}" if decision.reason.detail else OTHER_ENVIRONMENT
     return dataclasses.replace(decision, reason=because(decision.reason.code, detail))
 
 

@@ -23,7 +23,7 @@ STEPS = (("captured", 10.0), ("compared", 30.0))
 """The steps, and the seconds for which a rank waits there for the others. A capture takes up to seconds, a comparison a few more."""
 MORE_DOUBT_S = 120.0
 """Seconds beyond the time-out of the group. By then c10d has ended the ranks that wait in the launch after their replay."""
-NEVER = "never: "
+FOR_GOOD = "never: "
 """Prefix of a vote against whose reason holds as long as its rank lives."""
 
 
@@ -75,11 +75,11 @@ class Lockstep:
         self._is_over = result != COMMIT or self.steps + 1 == len(STEPS)
         if result != COMMIT:
             self.is_late = result.endswith(LATE_END)
-            raise RanksError(result.removeprefix(NEVER), for_good=result.startswith(NEVER))
+            raise RanksError(result.removeprefix(FOR_GOOD), for_good=result.startswith(FOR_GOOD))
         self.steps += 1
 
     def refuse(self, why: str, *, for_good: bool = False) -> None:
         """Vote against the next step, unless the attempt is over."""
         if not self._is_over:
             self._is_over = True
-            self.ballot().vote_against(f"{NEVER}{why}" if for_good else why)
+            self.ballot().vote_against(f"{FOR_GOOD}{why}" if for_good else why)

@@ -12,7 +12,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.decisions.ranks.atomic_commit import LONGEST_POLL_S
-from pygraphd.client.decisions.ranks.consensus import ALONE, MAX_GRAPHS, WAIT_LIMIT_S, Agreement
+from pygraphd.client.decisions.ranks.consensus import ALONE, MAX_AGREED_GRAPHS, WAIT_LIMIT_S, Agreement
 from pygraphd.client.decisions.ranks.lockstep import Lockstep
 from pygraphd.client.decisions.ranks.write_once import OPERATION_S, Registers
 
@@ -97,7 +97,7 @@ class Groups:
         self._operation_s = operation_s
         self._store: GroupStore | None = None
         self._agreement: Agreement | None = None
-        self._attempts = BoundedLRU[str, int](MAX_GRAPHS)
+        self._attempts = BoundedLRU[str, int](MAX_AGREED_GRAPHS)
         self.late = 0
         """The number of attempts, at any graph, in which a rank was late."""
 

@@ -30,7 +30,7 @@ _Row = dict[str, Any]
 _LONGEST = {
     "detail": tables.MAX_DETAIL,
     "against_detail": tables.MAX_DETAIL,
-    "sizes": tables.MAX_SIZES,
+    "sizes": tables.MAX_SIZES_TEXT,
 }
 
 

@@ -15,20 +15,20 @@ from pygraphd.daemon.team.queue import Publication, publications
 from pygraphd.schema import offline
 from pygraphd.schema.messages import RecordRequest
 from pygraphd.schema.policy import POLICY_VERSION
-from pygraphd.schema.portable import ELSEWHERE
+from pygraphd.schema.portable import HOST_PREFIXES
 
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator
     from pathlib import Path
 
-MOST = 10_000
+MAX_OLDER = 10_000
 """Entries that are published of those before there was a team: the newest ones."""
 
 _log = logging.getLogger(__name__)
 
 
-def measured_here(database: Path, until: float, most: int = MOST) -> Iterator[list[Publication]]:
+def measured_here(database: Path, until: float, most: int = MAX_OLDER) -> Iterator[list[Publication]]:
     """Yield the publications of a cache's entries, oldest first, some at a time.
 
     These are the `most` newest final decisions of this policy that rest on measurements, up to `until` (seconds since the epoch), of this host.
@@ -64,7 +64,7 @@ _NEWEST = (
     .where(
         Decision.final == 1,
         Decision.policy == POLICY_VERSION,
-        *(Decision.host.not_like(f"{prefix}%") for prefix in ELSEWHERE),
+        *(Decision.host.not_like(f"{prefix}%") for prefix in HOST_PREFIXES),
     )
     .order_by(Decision.measured_at.desc(), Decision.id)
 )

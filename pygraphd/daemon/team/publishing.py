@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pygraphd.daemon.team.queue import Publication
 
-BATCH = 64
+BATCH_RECORDS = 64
 """Records inserted in one transaction."""
 _Row = dict[str, Any]
 

@@ -17,7 +17,7 @@ SCHEMA = "pygraphd"
 VERSION_TABLE = "alembic_version"
 VERSIONS = ("0001",)
 """The revisions of the tables, oldest first; this version reads and writes the last one only."""
-MAX_TEXT, MAX_DETAIL, MAX_SIZES = 256, 400, 2048
+MAX_TEXT, MAX_DETAIL, MAX_SIZES_TEXT = 256, 400, 2048
 """Characters of a column that can be valid: of most, of a reason's detail, and of a graph's sizes."""
 
 metadata = sa.MetaData(schema=SCHEMA)
@@ -62,7 +62,7 @@ decision = sa.Table(
     "decision",
     metadata,
     # `id` is the digest of what was published, so that it is stored once however often it is sent.
-    *_columns(tables.Decision, "hits", "last_hit", "created_at", *tables.COSTS),
+    *_columns(tables.Decision, "hits", "last_hit", "created_at", *tables.COST_COLUMNS),
     sa.Column("version", sa.Text(), nullable=False),
     sa.Column("job", sa.Text(), nullable=False),
     _publisher(),

@@ -19,7 +19,7 @@ MAX_ANSWERED = 65_536
 """Graphs of which it is remembered when they were asked for."""
 AGAIN_S = 30.0
 """How long after an answer the team is not asked for a graph again: a program that waits looks it up every few seconds."""
-BATCH = 64
+BATCH_GRAPHS = 64
 """Graphs asked for at once."""
 
 
@@ -85,7 +85,7 @@ class Wanted:
                 return None
             environment, _ = next(iter(self._waiting))
             same = (key for key in self._waiting if key[0] == environment)
-            keys = list(itertools.islice(same, BATCH))
+            keys = list(itertools.islice(same, BATCH_GRAPHS))
             for key in keys:
                 self._asked[key] = self._waiting.pop(key)
         return Batch(environment, tuple(graph for _, graph in keys))

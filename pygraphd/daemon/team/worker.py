@@ -173,7 +173,7 @@ class Worker:
         if self._may_queue_older():
             self._queue_older()
         if self._may_publish():
-            if batch := self._queue.first(publishing.BATCH):
+            if batch := self._queue.first(publishing.BATCH_RECORDS):
                 self._publish(database, batch)
             if self._queue.problem:  # or one batch would be published again and again
                 self._publishing_pauses.failed()
@@ -185,7 +185,7 @@ class Worker:
 
     def _may_queue_older(self) -> bool:
         # A few at a time: what is recorded now must find room in the queue, and where nothing may be published, none would leave it.
-        is_due = self._older is not None and len(self._queue) < publishing.BATCH
+        is_due = self._older is not None and len(self._queue) < publishing.BATCH_RECORDS
         return is_due and not self._publishes_not and not self._publishing_pauses.wait_s
 
     def _queue_older(self) -> None:

@@ -19,7 +19,7 @@ import pytest
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import bundle as client_bundle
 from pygraphd.client.decisions.bundle import Bundle
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.daemon import exchange
 from pygraphd.daemon.store import Store
 from pygraphd.schema import bundle, ownership, shipped
@@ -278,7 +278,7 @@ def test_a_place_that_is_no_folder_is_a_failure(places: Locations, tmp_path: Pat
 def test_a_folder_does_not_grow_for_ever(
     places: Locations, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundle, "MAX_FILES", 1)
+    monkeypatch.setattr(bundle, "MAX_BUNDLE_FILES", 1)
     shared.mkdir()
     (shared / "other.json").touch()
     cache, report = opened(places, shared)
@@ -293,7 +293,7 @@ def test_a_folder_does_not_grow_for_ever(
 def test_what_a_process_notes_is_bounded(
     places: Locations, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_bundle, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(client_bundle, "MAX_BUNDLE_ENTRIES", 2)
     cache, _ = opened(places, shared)
     for digest in "abcd":
         graph = dataclasses.replace(GRAPH, digest=digest * 64)

@@ -10,7 +10,7 @@ import pytest
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import spool
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.decisions.trust import Trust, TrustPolicy
 from pygraphd.daemon.store import Store
 from pygraphd.schema import messages

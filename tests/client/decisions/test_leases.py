@@ -29,7 +29,7 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pygraphd.client.decisions.service import Cache
+    from pygraphd.client.decisions.cache import Cache
 
 ENVIRONMENT = Environment("GPU", "9.0", 1, 1, "", "t", "t", "c", "d", "c")
 ANSWER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)

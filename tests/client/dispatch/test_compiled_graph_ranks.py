@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.decisions import fingerprint, rules
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.decisions.ranks.consensus import Agreement
 from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.client.decisions.ranks.process_group import Groups
 from pygraphd.client.decisions.ranks.write_once import Registers
-from pygraphd.client.decisions.service import Cache
 from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import Deployment, LeaseAnswer

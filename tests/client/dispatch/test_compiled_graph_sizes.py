@@ -96,7 +96,7 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
         (24, "launched", "launched")
     ]
     expect(second, graphs=2, looked_up=8, hits=6, misses=2, sizes=4, measured=0, spooled=0)
-    assert second.report.fallbacks == {shapes.NOT_YET: 2}
+    assert second.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 2}
 
 
 def test_the_summary_says_at_which_sizes_a_graph_ran_how(
@@ -183,7 +183,7 @@ def test_a_size_makes_room_for_another(session: Runtime, monkeypatch: pytest.Mon
     assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["launched", "relocated"]  # there is room for one
     assert len(program.slots()) == 2
     expect(session, sizes=4, measured=4)
-    assert set(session.report.fallbacks) == {shapes.NOT_YET, shapes.TOO_MANY}
+    assert set(session.report.fallbacks) == {shapes.NOT_OFTEN_ENOUGH, shapes.TOO_MANY_TO_DECIDE}
 
 
 def test_none_is_decided_apart_if_that_is_not_wanted(

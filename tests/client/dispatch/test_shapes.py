@@ -13,7 +13,7 @@ from pygraphd.client.common.report import Report
 from pygraphd.client.dispatch import shapes
 from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher, Sizes
 from pygraphd.client.dispatch.slot import Slot
-from pygraphd.schema.messages import MAX_SIZES
+from pygraphd.schema.messages import MAX_INTEGER_INPUTS
 
 LAUNCHED = "launched"
 
@@ -65,7 +65,7 @@ def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> No
 
     assert case.calls(8, 16, 8, 24, 8, 8) == [LAUNCHED] * 4 + [(8,)] * 2
     assert case.decided == [(8,)]
-    assert case.report.fallbacks == {shapes.NOT_YET: 4}
+    assert case.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 4}
 
 
 def test_a_size_that_the_cache_knows_is_decided_at_its_first_call_while_there_is_room() -> None:
@@ -119,7 +119,7 @@ def test_all_integers_count_in_their_order() -> None:
     assert case.sized([3, "a tensor", 2, True]) == (3, 2)
 
 
-@pytest.mark.parametrize("integers", [[], [1] * (MAX_SIZES + 1)], ids=len)
+@pytest.mark.parametrize("integers", [[], [1] * (MAX_INTEGER_INPUTS + 1)], ids=len)
 def test_without_sizes_or_with_too_many_it_is_one_graph(integers: list[int]) -> None:
     case = Case()
 
@@ -139,7 +139,7 @@ def test_whatever_comes_is_right_and_within_the_bounds(calls: list[int], sizes: 
     assert case.most_open <= sizes
     assert len(case.decided) <= shapes.SETUPS_PER_SIZE * sizes
     assert results.count(LAUNCHED) == case.report.fallbacks.total()
-    assert set(case.report.fallbacks) <= {shapes.NOT_YET, shapes.TOO_MANY}
+    assert set(case.report.fallbacks) <= {shapes.NOT_OFTEN_ENOUGH, shapes.TOO_MANY_TO_DECIDE}
 
 
 def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> None:
@@ -148,7 +148,7 @@ def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> Non
 
     busy = case.calls(*[8, 16, 24] * 4)  # both are in use
     assert busy == [(8,), (16,), LAUNCHED] * 4
-    assert case.report.fallbacks == {shapes.TOO_MANY: 4}
+    assert case.report.fallbacks == {shapes.TOO_MANY_TO_DECIDE: 4}
     case.calls(*[16, 24] * shapes.IDLE_TICKS)
     assert case.open == {(16,), (24,)}
     case.calls(*[24, 8] * shapes.IDLE_TICKS)
@@ -161,7 +161,7 @@ def test_a_few_more_sizes_than_there_is_room_for_do_not_push_each_other_out() ->
     case.calls(*[*range(12)] * 4)
 
     assert case.decided == [(size,) for size in range(8)]
-    assert case.report.fallbacks == {shapes.NOT_YET: 24, shapes.TOO_MANY: 8}
+    assert case.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 24, shapes.TOO_MANY_TO_DECIDE: 8}
 
 
 def test_a_size_that_is_the_only_one_from_now_on_gets_room() -> None:

@@ -366,7 +366,7 @@ def test_numbers_of_sizes_and_the_largest_of_a_constant_are_not_told_of() -> Non
 
 
 def test_large_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "MAX_BYTES", 64)
+    monkeypatch.setattr(constants, "MAX_CONSTANT_BYTES", 64)
     build = Builder()
     x = build.input(torch.randn(9))
     small, large = constant_index(build, *range(8)), constant_index(build, *range(9))
@@ -379,7 +379,7 @@ def test_large_values_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_known_of_a_graph_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "MAX_COMPUTED_BYTES", 40)
+    monkeypatch.setattr(constants, "MAX_GRAPH_BYTES", 40)
     build = Builder()
     x = build.input(torch.randn(4))
     first, second = constant_index(build, 1, 2), constant_index(build, 1, 2, 3, 0)

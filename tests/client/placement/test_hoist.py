@@ -140,7 +140,7 @@ def test_what_is_computed_may_be_larger_than_an_input_up_to_a_bound(
     build = Builder()
     x, rates = build.input(torch.randn(8, 1 << 10)), build.input(torch.rand(8, 1), on_gpu=False)
     table = build.call(aten.mul.Tensor, rates, build.constant(torch.rand(1 << 10)))
-    assert build.value(table).nbytes == 1 << 15 > inputs.MAX_BYTES
+    assert build.value(table).nbytes == 1 << 15 > inputs.MAX_INPUT_BYTES
 
     graph, moved = changed(build, build.call(aten.mul.Tensor, x, build.to_gpu(table)))
 

@@ -158,7 +158,7 @@ def a_mask(build: Builder, x: Node) -> Use:
 
 
 def too_large(build: Builder, x: Node) -> Use:
-    return build.to_gpu(build.input(torch.zeros(inputs.MAX_BYTES // 4 + 1), on_gpu=False)), []
+    return build.to_gpu(build.input(torch.zeros(inputs.MAX_INPUT_BYTES // 4 + 1), on_gpu=False)), []
 
 
 def not_contiguous(build: Builder, x: Node) -> Use:

@@ -229,7 +229,7 @@ def test_caches_tell_what_others_load_from_what_is_run_here() -> None:
     assert not torch_private.is_for_export()
     with inductor_config.patch(cpp_wrapper=True):
         assert torch_private.is_for_export()
-    assert inputs.MAX_BYTES <= inputs.MAX_BYTES_OF_GRAPH
+    assert inputs.MAX_INPUT_BYTES <= inputs.MAX_BYTES_OF_GRAPH
 
 
 # The CPU is taken for a GPU, as above.

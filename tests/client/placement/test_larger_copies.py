@@ -37,7 +37,7 @@ def first(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
 
 def test_copies_between_work_leave_it_in_one_part(matrices_elsewhere: Report) -> None:
     x, weights = torch.randn(ROWS, SIZE), torch.randn(3, SIZE * SIZE).unbind()
-    assert weights[0].nbytes > inputs.MAX_BYTES
+    assert weights[0].nbytes > inputs.MAX_INPUT_BYTES
     parts = []
     for function, reorder in ((interleaved, True), (first, True), (interleaved, False)):
         torch._dynamo.reset()

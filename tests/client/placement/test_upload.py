@@ -192,7 +192,7 @@ def test_graphs_that_take_alike_have_values_of_their_own(sent: Sent) -> None:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "MAX_GRAPHS", 3)
+    monkeypatch.setattr(upload, "MAX_COPIED_GRAPHS", 3)
     sent = Sent()
     kept = [torch.tensor(float(number)) for number in range(10)]
     for graph in range(5):

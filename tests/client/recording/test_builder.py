@@ -12,7 +12,7 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import FallbackError, NotRelocatableError
 from pygraphd.client.recording import builder
-from pygraphd.client.recording.builder import NOTHING, build
+from pygraphd.client.recording.builder import LAUNCHES_NOTHING, build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.relocation_table import BLOCK, Share, Span
@@ -146,7 +146,7 @@ def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) ->
 
 def test_scratch_comes_in_pieces(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other in as many as fit into the gaps that there are, and the largest alone."""
-    monkeypatch.setattr(builder, "LEAST_SCRATCH", 0)
+    monkeypatch.setattr(builder, "MIN_SCRATCH_BYTES", 0)
     monkeypatch.setattr(builder, "SCRATCH", Share(1000, 3 * BLOCK))
     arena, graph, a = recorder.arena, recorder.graph, recorder.floats(1, 2)
     out = arena.allocate(2)
@@ -177,7 +177,7 @@ def test_what_no_node_has_an_address_in_takes_no_memory(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a library's workspace, which is kept to the end of a capture whether a kernel uses it or not."""
-    monkeypatch.setattr(builder, "LEAST_SCRATCH", 0)
+    monkeypatch.setattr(builder, "MIN_SCRATCH_BYTES", 0)
     arena, graph = recorder.arena, recorder.graph
     a, out, first, _, second = (recorder.floats(1, 2), *map(arena.allocate, (2, 2, 4096, 2)))
     graph.scale(a, first, 2.0)
@@ -191,7 +191,7 @@ def test_what_no_node_has_an_address_in_takes_no_memory(
 
 
 def test_what_is_large_is_allocated_first(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "LEAST_SCRATCH", 0)
+    monkeypatch.setattr(builder, "MIN_SCRATCH_BYTES", 0)
     a, arena = recorder.floats(*range(300)), recorder.arena
     lengths = [2, 300, 100, 300]
     outputs = [arena.allocate(length) for length in lengths]
@@ -266,6 +266,6 @@ def test_a_capture_of_nothing_is_refused_and_nothing_is_left(
     x = recorder.floats(1, 2)
 
     assert emulator.driver.nodes(recorder.graph.handle) == []
-    with pytest.raises(NotRelocatableError, match=NOTHING):
+    with pytest.raises(NotRelocatableError, match=LAUNCHES_NOTHING):
         recorder.built([x], [x])
     assert emulator.live() == (0, 0)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import NotRelocatableError
-from pygraphd.client.recording.builder import NOTHING
+from pygraphd.client.recording.builder import LAUNCHES_NOTHING
 from tests.support.builder_case import SIZE, Step, plain, readable, record
 from tests.support.recorder import Recorder
 
@@ -53,7 +53,7 @@ def test_any_program_gives_what_it_gives_when_launched(
     try:
         built, returned = record(recorder, steps, inputs)
     except NotRelocatableError as error:
-        if str(error) != NOTHING:
+        if str(error) != LAUNCHES_NOTHING:
             raise
         return
     for move in moves:

@@ -85,7 +85,7 @@ def test_who_asks_why_nothing_is_captured_waits_for_nobody(
 
 @pytest.mark.parametrize(
     ("free", "why_not", "emptied"),
-    [(capture.LEAST_CACHE + 1, None, 1), (capture.LEAST_CACHE, None, 0), (1 << 30, HISTORY, 0)],
+    [(capture.MAX_CACHED_BYTES + 1, None, 1), (capture.MAX_CACHED_BYTES, None, 0), (1 << 30, HISTORY, 0)],
 )
 def test_much_free_memory_is_given_back_before_a_capture(
     monkeypatch: pytest.MonkeyPatch, free: int, why_not: str | None, emptied: int

@@ -10,8 +10,8 @@ import pytest
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import NotRelocatableError
-from pygraphd.client.decisions.ranks.lockstep import NEVER, Lockstep
-from pygraphd.client.recording.collectives import ATTEMPT_CALLS, CLOSED, NOT_IDLE
+from pygraphd.client.decisions.ranks.lockstep import FOR_GOOD, Lockstep
+from pygraphd.client.recording.collectives import A_RANK_RUNS_KERNELS, ATTEMPT_CALLS, NOT_IDLE
 from pygraphd.client.recording.pipeline import STUCK
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.recording_case import case  # noqa: F401
@@ -139,7 +139,7 @@ def test_after_the_last_attempt_it_is_refused(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize(("step", "ran"), [("captured", 1), ("compared", 2)])
 def test_what_another_rank_refuses_none_has(ranks: Ranks, step: str, ran: int) -> None:
-    ranks.peer.against = {step: f"{NEVER}it cannot be captured" if step == "captured" else "it differs"}
+    ranks.peer.against = {step: f"{FOR_GOOD}it cannot be captured" if step == "captured" else "it differs"}
 
     assert ranks(ATTEMPT_CALLS[1] + 1) == [1, 1, ran, *[1] * (ATTEMPT_CALLS[1] - 2)]
 
@@ -156,7 +156,7 @@ def test_a_rank_that_cannot_capture_refuses_for_all_and_says_so_at_once_later(ra
     assert ranks(ATTEMPT_CALLS[1]) == [1] * ATTEMPT_CALLS[1]
 
     assert ranks.run.refused_for_good
-    assert {*ranks.peer.values.values()} == {f"{NEVER}it copies from the host"}
+    assert {*ranks.peer.values.values()} == {f"{FOR_GOOD}it copies from the host"}
     assert ranks.case.recorder.captures == 1
 
 
@@ -180,7 +180,7 @@ def test_a_replay_that_fails_runs_its_collectives_as_kernels(
 
     assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
-    assert ranks.peer.first == ("commit", f"{NEVER}cuGraphLaunch failed with CUresult 1")
+    assert ranks.peer.first == ("commit", f"{FOR_GOOD}cuGraphLaunch failed with CUresult 1")
     assert ranks.run.refusal is not None
 
 
@@ -192,7 +192,7 @@ def test_a_recording_that_differs_is_not_tried_again(ranks: Ranks, monkeypatch: 
 
     assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
-    assert ranks.peer.first == ("commit", f"{NEVER}verification: output 0 differs")
+    assert ranks.peer.first == ("commit", f"{FOR_GOOD}verification: output 0 differs")
     assert ranks.run.why_refused.code is ReasonCode.RESULTS_DIFFER
 
 
@@ -232,7 +232,7 @@ def test_what_a_stuck_gpu_works_on_is_not_given_back(ranks: Ranks, waits: int) -
     assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
     assert ranks.run.refusal == STUCK
-    assert ranks.peer.first == ("commit", f"{NEVER}{STUCK}")
+    assert ranks.peer.first == ("commit", f"{FOR_GOOD}{STUCK}")
     assert ranks.case.emulator.live()[0] > 0
     ranks.run._pipeline.stuck.clear()
     for each in ranks.case.recorder.cursors:
@@ -246,7 +246,7 @@ def test_a_rank_that_runs_kernels_keeps_the_others_from_waiting(ranks: Ranks) ->
 
     assert ranks(ATTEMPT_CALLS[0], as_graph=False) == [1] * ATTEMPT_CALLS[0]
 
-    assert [*ranks.peer.values.values()] == [f"{NEVER}{CLOSED}"]
+    assert [*ranks.peer.values.values()] == [f"{FOR_GOOD}{A_RANK_RUNS_KERNELS}"]
     assert ranks.case.recorder.captures == 0
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pygraphd.client.backend import torch_private
 from pygraphd.client.recording import comparison
 from pygraphd.client.recording.comparison import (
-    NOISE_FACTOR,
+    DISTANCE_FACTOR,
     Again,
     Values,
     compare,
@@ -187,7 +187,7 @@ def test_what_differs_as_it_does_from_itself_agrees() -> None:
 
     # It is no excuse for more.
     told = "verification: output 0 differs by 0.08 % of its largest value"
-    assert found_beside(right + NOISE_FACTOR * 2e-4, right, others, others).startswith(told[:30])
+    assert found_beside(right + DISTANCE_FACTOR * 2e-4, right, others, others).startswith(told[:30])
     # Nor is there one where one of the two always does the same.
     assert found_beside(mine, right, others, [right.clone()]) != "None"
     assert found_beside(mine, right, [mine.clone()], others) != "None"

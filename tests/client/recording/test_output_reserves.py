@@ -15,7 +15,7 @@ from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.output_reserves import (
-    LARGE,
+    BACKED_FROM,
     OutputReserve,
     OutputReserves,
     backing_for,
@@ -274,13 +274,20 @@ class Noting(OutputReserves):
 
 
 def test_the_ground_is_allocated_first_and_is_free_for_what_comes_next() -> None:
-    rooms = Noting(LARGE)
+    rooms = Noting(BACKED_FROM)
 
-    assert rooms.told == [(LARGE, False), (BLOCK, True), (16, False)]
+    assert rooms.told == [(BACKED_FROM, False), (BLOCK, True), (16, False)]
     assert rooms.before == 2
 
 
-@pytest.mark.parametrize(("ground", "has"), [(LARGE, LARGE - 1), (LARGE - 1, LARGE), (0, LARGE)])
+@pytest.mark.parametrize(
+    ("ground", "has"),
+    [
+        (BACKED_FROM, BACKED_FROM - 1),
+        (BACKED_FROM - 1, BACKED_FROM),
+        (0, BACKED_FROM),
+    ],
+)
 def test_without_a_ground_the_rooms_are_the_same(ground: int, has: int) -> None:
     """It cannot be had, or small tensors would lie in it."""
     rooms = Noting(ground, has)
@@ -291,16 +298,16 @@ def test_without_a_ground_the_rooms_are_the_same(ground: int, has: int) -> None:
 
 def test_the_ground_stays_as_large_and_what_stays_in_place_has_none() -> None:
     def ground(used: int, staying: int = 0, before: int = 0) -> int:
-        held = (Span(4 * LARGE, 4 * LARGE + staying),)
+        held = (Span(4 * BACKED_FROM, 4 * BACKED_FROM + staying),)
         return backing_for(Capture(0, [], (Span(0, used),), held, backing=before))
 
     assert ground(1000) == 1250
     assert ground(1000, before=1500) == 1500
-    assert ground(1000, staying=LARGE - 1) == 1250
-    assert ground(1000, staying=LARGE, before=1500) == 0
+    assert ground(1000, staying=BACKED_FROM - 1) == 1250
+    assert ground(1000, staying=BACKED_FROM, before=1500) == 0
 
 
-@pytest.mark.parametrize("shifts", [(), (BLOCK, LARGE)])
+@pytest.mark.parametrize("shifts", [(), (BLOCK, BACKED_FROM)])
 def test_rooms_at_addresses_take_none_of_the_pool(emulator: Emulator, shifts: tuple[int, ...]) -> None:
     """Only what takes up addresses lies there, and the backing allocation, which is for temporaries."""
     told = list[int]()
@@ -313,11 +320,11 @@ def test_rooms_at_addresses_take_none_of_the_pool(emulator: Emulator, shifts: tu
     memory = AliasedMemory(emulator.driver, torch.device("cpu"), 4 * PAGE)
     start = memory.free.start + BLOCK * bool(shifts)
     wanted = (OutputReserve(16, (0,), 0), OutputReserve(BLOCK + 8, (1,), None))
-    rooms = Pooled(wanted, torch.device("cpu"), shifts, 2 * LARGE, memory)
+    rooms = Pooled(wanted, torch.device("cpu"), shifts, 2 * BACKED_FROM, memory)
     after = memory.free.start
     rooms.begin()
 
-    assert told == [2 * LARGE, *shifts]
+    assert told == [2 * BACKED_FROM, *shifts]
     assert rooms.before == len(told)
     assert rooms.spans == (Span(start, start + 16), Span(start + BLOCK, start + 2 * BLOCK + 8))
     assert after == memory.free.start == start + 3 * BLOCK

@@ -258,8 +258,8 @@ def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case
         call(n)
     case.expect(captured=0)
     assert case.report.fallbacks == {
-        recordings.NOT_YET: recordings.MAX_SIZES,
-        recordings.TOO_MANY_SIZES: 100 - recordings.MAX_SIZES,
+        recordings.NOT_YET: recordings.MAX_SIZE_SLOTS,
+        recordings.TOO_MANY_SIZES: 100 - recordings.MAX_SIZE_SLOTS,
     }
 
     for _ in range(10):

@@ -148,7 +148,7 @@ def test_one_graph_is_read_by_the_index(
 def test_a_listing_is_read_page_by_page(
     store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraphd.cli.catalogue.PAGE", 10)
+    monkeypatch.setattr("pygraphd.cli.catalogue.PAGE_ROWS", 10)
     store.record(make_request(*map(str, range(35))), uid=0)
     with Catalogue(database) as catalogue:
         pages = catalogue.pages()
@@ -164,7 +164,7 @@ def test_a_listing_is_read_page_by_page(
 def test_an_export_has_one_page_in_memory(
     store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pygraphd.cli.exporting.PAGE", 10)
+    monkeypatch.setattr("pygraphd.cli.exporting.PAGE_ROWS", 10)
     store.record(make_request(*map(str, range(35))), uid=0)
     with Catalogue(database) as catalogue:
         reads, read = [], catalogue.read

@@ -106,7 +106,7 @@ def test_sizes_are_a_pattern_only_if_they_do_not_come_back(session: Runtime, tmp
 
     for size in range(100, 140):
         model.current_callable([x, size])
-    assert shapes.NOT_YET in sizes_of(found_in(session, tmp_path / "summary.json"))
+    assert shapes.NOT_OFTEN_ENOUGH in sizes_of(found_in(session, tmp_path / "summary.json"))
 
 
 def test_a_refusal_has_the_remedy_of_its_reason(session: Runtime, tmp_path: Path) -> None:

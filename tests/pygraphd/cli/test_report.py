@@ -184,7 +184,7 @@ def test_a_word_names_a_file_a_process_or_the_last_summary(tmp_path: Path, locat
 def test_kept_summaries_are_bounded_and_never_keep_a_script_from_running(
     locations: Locations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary_files, "MAX_KEPT", 2)
+    monkeypatch.setattr(summary_files, "MAX_SUMMARIES", 2)
     summary_files.variable_for("a.py", locations, {})
     for number in range(4):
         (summary_files.folder(locations) / f"{number}.a.py.json").write_text("")

@@ -121,7 +121,7 @@ def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, pro
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summaries, "MAX_BYTES", 10)
+    monkeypatch.setattr(summaries, "MAX_SUMMARY_BYTES", 10)
     (tmp_path / "file").write_text(json.dumps(SUMMARY))
 
     with pytest.raises(UsageError, match="more than 10 bytes"):

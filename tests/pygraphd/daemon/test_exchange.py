@@ -17,7 +17,7 @@ from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import KEY_VERSION, Environment
 from pygraphd.schema.messages import (
     MAX_BODY_BYTES,
-    MAX_SIZES,
+    MAX_INTEGER_INPUTS,
     Decision,
     Deployment,
     Graph,
@@ -28,8 +28,8 @@ from pygraphd.schema.messages import (
     decode,
 )
 from pygraphd.schema.portable import (
-    MAX_ENTRIES,
     MAX_LINE_BYTES,
+    MAX_REQUEST_ENTRIES,
     ImportRequest,
     Portable,
     imported_host,
@@ -184,7 +184,7 @@ def test_a_request_of_the_largest_entries_fits_into_a_body() -> None:
         Measurement(each, 10**9, number, number, number, number, 0.123456789012345, number, number)
         for each in Deployment
     )
-    graph = Graph("a" * 64, Kind.INFERENCE, 0, 1, 2**53, (2**62,) * MAX_SIZES)
+    graph = Graph("a" * 64, Kind.INFERENCE, 0, 1, 2**53, (2**62,) * MAX_INTEGER_INPUTS)
     record = Record(
         graph,
         Decision(
@@ -196,12 +196,12 @@ def test_a_request_of_the_largest_entries_fits_into_a_body() -> None:
         ("gpu", "torch", "driver", "cuda", "triton", "cudnn", "mig"), "😀" * 256
     )
     largest = Portable(dataclasses.replace(HERE, **names), Origin(text[:256], text[:64]), record, 1e11)
-    entries = [largest] * (MAX_ENTRIES + 1)
+    entries = [largest] * (MAX_REQUEST_ENTRIES + 1)
     assert read(written(entries)) == entries
     bodies = [json.dumps(each.as_json()).encode() for each in requests(entries)]
     assert max(map(len, bodies)) <= MAX_BODY_BYTES
-    assert [len(decode(ImportRequest, body).entries) for body in bodies] == [MAX_ENTRIES, 1]
-    with pytest.raises(InvalidMessageError, match=f"at most {MAX_ENTRIES}"):
+    assert [len(decode(ImportRequest, body).entries) for body in bodies] == [MAX_REQUEST_ENTRIES, 1]
+    with pytest.raises(InvalidMessageError, match=f"at most {MAX_REQUEST_ENTRIES}"):
         ImportRequest(tuple(entries))
 
 

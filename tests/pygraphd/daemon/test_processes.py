@@ -83,6 +83,6 @@ def test_those_that_asked_longest_ago_go_first(
     (listed,), left_out = processes.describe()
     assert (listed["pid"], listed["requests"], left_out) == (US.pid, 2, 1)
 
-    monkeypatch.setattr(module, "MAX_KEPT", 1)
+    monkeypatch.setattr(module, "MAX_PROCESSES", 1)
     processes.note(US)
     assert [each["pid"] for each in processes.describe()[0]] == [US.pid]

@@ -145,7 +145,7 @@ def test_files_stay_while_they_cannot_be_stored(
 def test_one_pass_is_bounded(
     folder: Path, store: Store, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "MAX_FILES", 2)
+    monkeypatch.setattr(spool, "MAX_PASS_FILES", 2)
     for number in range(3):
         _leave(folder, f"{number}.json", encode(make_request(str(number))))
     assert _ingest(folder, store.record) == 2

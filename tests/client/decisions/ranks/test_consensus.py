@@ -14,8 +14,8 @@ from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.ranks import consensus
 from pygraphd.client.decisions.ranks.consensus import (
     ALONE,
-    ELSEWHERE,
-    MAX_FAILURES,
+    MAX_STORE_FAILURES,
+    OTHER_ENVIRONMENT,
     WAIT_LIMIT_S,
     Agreement,
 )
@@ -102,7 +102,7 @@ def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None
     other = group.rank(1).role(GRAPH, [GRAPH], THERE)
 
     adopted = other.decision_for(GRAPH, None)
-    assert adopted == Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER, ELSEWHERE), 1)
+    assert adopted == Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER, OTHER_ENVIRONMENT), 1)
     assert other.decision_for(OTHER, None) == long
 
 
@@ -123,7 +123,7 @@ def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two
     operations = store.operations
     assert lost.role("c" * 64, ["d" * 64], HERE).propose("d" * 64, FASTER) == alone
     assert store.operations == operations
-    assert dict(group.reports[1].failures) == {"ranks: ConnectionError": MAX_FAILURES}
+    assert dict(group.reports[1].failures) == {"ranks: ConnectionError": MAX_STORE_FAILURES}
 
 
 def test_what_is_known_is_not_asked_again() -> None:
@@ -140,7 +140,7 @@ def test_what_is_known_is_not_asked_again() -> None:
 def test_a_bounded_number_of_graphs_is_known_and_the_others_are_read_again(
     monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
 ) -> None:
-    monkeypatch.setattr(consensus, "MAX_GRAPHS", 2)
+    monkeypatch.setattr(consensus, "MAX_AGREED_GRAPHS", 2)
     store, graphs = MemoryStore(), [each * 64 for each in "abcd"]
     if is_lost:
         store.failing = dict.fromkeys(range(1, 9), False)

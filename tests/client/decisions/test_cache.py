@@ -12,7 +12,7 @@ import pytest
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import daemon_start, spool
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.decisions.transport import Transport
 from pygraphd.schema import messages
 from pygraphd.schema.messages import (
@@ -26,7 +26,7 @@ from pygraphd.schema.messages import (
     RecordRequest,
 )
 from pygraphd.schema.reasons import Reason, ReasonCode
-from tests.support.service_case import DECISION, ENVIRONMENT, GRAPH, RECORD, places
+from tests.support.cache_case import DECISION, ENVIRONMENT, GRAPH, RECORD, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -186,7 +186,7 @@ def test_a_spool_that_cannot_be_written_is_a_reason(places: Locations) -> None:
 
 
 def test_the_spool_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool, "MAX_FILES", 3)
+    monkeypatch.setattr(spool, "MAX_WAITING_FILES", 3)
     for _ in range(3):
         spool.leave(tmp_path / "spool", b"{}")
 

@@ -14,7 +14,7 @@ import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.decisions import daemon_start, spool
-from pygraphd.client.decisions.bundle import MAX_ENTRIES, Bundle
+from pygraphd.client.decisions.bundle import MAX_BUNDLE_ENTRIES, Bundle
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema import messages, offline, portable, shipped
 from pygraphd.schema.checks import InvalidMessageError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.portable import Portable
 
-MAX_FAILURES = 2
+MAX_DAEMON_FAILURES = 2
 OTHER_VERSION = "of another version; run: pygraphd restart"
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """Variables in which schedulers name the job."""
@@ -83,7 +83,7 @@ class Cache:
     def _hand_over(self, entries: Sequence[Portable]) -> None:
         """Have the daemon import the entries that a bundle brought, once, so that it serves and shows them."""
         new = [each for each in entries if each.key not in self._handed_over]
-        if len(self._handed_over) < MAX_ENTRIES:  # else they are handed over again, which changes nothing
+        if len(self._handed_over) < MAX_BUNDLE_ENTRIES:  # else handed over again, which changes nothing
             self._handed_over.update(each.key for each in new)
         self._report.count(from_bundle=len(new))
         for request in portable.requests(new) if not self._readonly else ():
@@ -134,7 +134,7 @@ class Cache:
         return read
 
     def _send(self, target: str, body: bytes) -> bytes | None:
-        if self._failures >= MAX_FAILURES or target in self._unknown:
+        if self._failures >= MAX_DAEMON_FAILURES or target in self._unknown:
             return None
         try:
             return self._transport.request("POST", target, body)

@@ -14,12 +14,12 @@ import pytest
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions import daemon_start
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.replay.native import build
 from pygraphd.daemon.lock import acquire
 from pygraphd.schema import offline
 from pygraphd.schema.locations import Locations, locate
-from tests.support.service_case import ENVIRONMENT, GRAPH, RECORD, places
+from tests.support.cache_case import ENVIRONMENT, GRAPH, RECORD, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,10 +89,10 @@ WITHOUT_RIGHTS = """
 import os, sys
 from pathlib import Path
 from pygraphd.client.replay.native import build
-from pygraphd.client.decisions.service import Cache
+from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.common.report import Report
 from pygraphd.schema.locations import locate
-from tests.support.service_case import ENVIRONMENT, GRAPH, RECORD
+from tests.support.cache_case import ENVIRONMENT, GRAPH, RECORD
 
 os.setuid(65534)
 places = locate({"HOME": sys.argv[1]})
