@@ -25,6 +25,7 @@ from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.devices import Devices
 from pygraphd.client.placement import provenance
 from pygraphd.schema.locations import Locations, locate
+from pygraphd.schema.reasons import ReasonCode, because
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
@@ -102,11 +103,20 @@ class Runtime:
         if self.devices.recorder(facts.device_index) is None:
             return CANNOT_RECORD
         is_of_ours = facts.is_backward and torch_private.is_ours(box)
-        if any(facts.collectives) and not self.options.collectives and not is_of_ours:
-            return COLLECTIVES_OFF
+        if not is_of_ours and (reason := self._why_no_collectives(facts)):
+            return reason
         # PyTorch's trees run its forward then, and have to run it, too.
         is_theirs = facts.cudagraphs_asked and facts.is_backward and not is_of_ours
         return FORWARD_NOT_OURS if is_theirs else None
+
+    def _why_no_collectives(self, facts: CompiledFacts) -> str | None:
+        """Return why PyTorch is to run a graph with collectives: as KERNELS it would lose the CUDA graphs that PyTorch makes in some modes."""
+        for collectives in filter(None, facts.collectives):
+            if not self.options.collectives:
+                return COLLECTIVES_OFF
+            if facts.cudagraphs_asked and (reason := self.groups.why_not_captured(collectives)):
+                return str(because(ReasonCode.COLLECTIVES, reason))
+        return None
 
     # --- pairs ---
 

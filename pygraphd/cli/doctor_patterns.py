@@ -120,7 +120,7 @@ RULES = (
     _rule("no GPU", "", "", "see the checks of driver and torch", ReasonCode.NO_DEVICE),
     _rule("no helper", "", "", "see the check of the helper", ReasonCode.NO_HELPER),
     _rule(
-        "collectives", _TORCH, "^it has collectives",
+        "collectives", _TORCH, "^it has collectives|^its collectives",
         "unset PYGRAPH_COLLECTIVES on all ranks, where it is 0; docs/limits.md lists collectives that cannot be captured, and what to do",
         ReasonCode.COLLECTIVES,
     ),

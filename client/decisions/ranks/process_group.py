@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -79,6 +79,16 @@ def _is_tcp(store: Any) -> bool:
     return isinstance(store, torch.distributed.TCPStore)
 
 
+class _Group(NamedTuple):
+    """The group of a graph's collectives: its name, lowest global rank, number of ranks and time-out in seconds."""
+
+    agreement: Agreement
+    name: str
+    lowest: int
+    size: int
+    timeout_s: float
+
+
 class Groups:
     """The agreement of the current process group. A new group gets a new one."""
 
@@ -101,11 +111,32 @@ class Groups:
         self.late = 0
         """The number of attempts, at any graph, in which a rank was late."""
 
-    def lockstep(self, collectives: Collection[tuple[str, str]], graph: str) -> Lockstep:
-        """Return the next attempt to record a graph that calls `collectives`, each an operator and the name of its group.
+    def why_not_captured(self, collectives: Collection[tuple[str, str]]) -> str | None:
+        """Return why no call of `collectives` can be captured, as far as this rank knows by itself; None if it may be.
 
-        Raises NotRelocatableError if they cannot be captured.
+        `collectives` are those of a graph, each an operator and the name of its group.
         """
+        try:
+            return _setting_against(self._group(collectives))
+        except NotRelocatableError as error:
+            return str(error)
+
+    def lockstep(self, collectives: Collection[tuple[str, str]], graph: str) -> Lockstep:
+        """Return the next attempt to record a graph that calls `collectives`; raises NotRelocatableError if they cannot be captured."""
+        group = self._group(collectives)
+        self._attempts[graph] = number = self._attempts.get(graph, 0) + 1
+        # Groups that do not overlap may have the same name, as those of `split_group` in torch 2.11.
+        attempt = f"recorded/{group.name}/{group.lowest}/{group.size}/{graph}/{number}"
+        longest_s = max(LONGEST_POLL_S, POLL_S_OF_EACH * torch.distributed.get_world_size())
+        registers = group.agreement.registers
+        lockstep = Lockstep(registers, attempt, group.size, group.timeout_s, longest_poll_s=longest_s)
+        if reason := _setting_against(group) or (TOO_LATE if self.late >= MAX_LATE else None):
+            lockstep.refuse(reason, for_good=True)
+            raise NotRelocatableError(reason)
+        return lockstep
+
+    def _group(self, collectives: Collection[tuple[str, str]]) -> _Group:
+        """Return the group of all `collectives`; raises NotRelocatableError if they cannot be captured, whatever the settings."""
         if not self._captures:
             raise NotRelocatableError(COLLECTIVES_OFF)
         others = [operator for operator, _ in sorted(collectives) if not operator.startswith(_CAPTURED)]
@@ -122,16 +153,7 @@ class Groups:
             raise NotRelocatableError(f"its process group was not found: {type(error).__name__}") from error
         if kind != "ProcessGroupNCCL":
             raise NotRelocatableError(f"its group is served by {kind}")
-        self._attempts[graph] = number = self._attempts.get(graph, 0) + 1
-        # Groups that do not overlap may have the same name, as those of `split_group` in torch 2.11.
-        attempt = f"recorded/{name}/{lowest}/{size}/{graph}/{number}"
-        longest_s = max(LONGEST_POLL_S, POLL_S_OF_EACH * torch.distributed.get_world_size())
-        lockstep = Lockstep(agreement.registers, attempt, size, timeout_s, longest_poll_s=longest_s)
-        short = f"its group has a timeout of {timeout_s:g} s" if timeout_s < MIN_TIMEOUT_S else None
-        if reason := _setting_against(size) or short or (TOO_LATE if self.late >= MAX_LATE else None):
-            lockstep.refuse(reason, for_good=True)
-            raise NotRelocatableError(reason)
-        return lockstep
+        return _Group(agreement, name, lowest, size, timeout_s)
 
     def role(self, leader_key: str, graphs: Sequence[Graph], environment: Environment) -> RankRole:
         """Return the role of this process for some graphs; without a process group it decides alone.
@@ -162,8 +184,8 @@ class Groups:
         return self._agreement
 
 
-def _setting_against(ranks: int) -> str | None:
-    """Return why collectives are not to be captured in this process, as NCCL and c10d are set; None if they may be."""
+def _setting_against(group: _Group) -> str | None:
+    """Return why a group's collectives are not to be captured in this process, as NCCL and c10d are set; None if they may be."""
     register, nvls, hook = (
         os.environ.get(each, "")
         for each in (GRAPH_REGISTER, "NCCL_NVLS_ENABLE", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK")
@@ -180,9 +202,9 @@ def _setting_against(ranks: int) -> str | None:
     if hook not in {"", "0"}:
         return "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
     # NCCL takes NVLink multicast for more than two GPUs from Hopper on.
-    if nvls != "0" and ranks > 2 and torch.cuda.get_device_capability() >= (9, 0):
+    if nvls != "0" and group.size > 2 and torch.cuda.get_device_capability() >= (9, 0):
         return "NVLink multicast may be in use (NCCL_NVLS_ENABLE=0 switches it off)"
-    return None
+    return f"its group has a timeout of {group.timeout_s:g} s" if group.timeout_s < MIN_TIMEOUT_S else None
 
 
 def _several_ranks() -> bool:

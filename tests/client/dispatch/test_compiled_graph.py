@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch._inductor.config as inductor_config
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.decisions.ranks.process_group import COLLECTIVES_OFF
+from pygraphd.client.decisions.ranks.process_group import COLLECTIVES_OFF, GRAPH_REGISTER
 from pygraphd.client.dispatch.compiled_graph import CAPTURED_BY_OTHERS
 from pygraphd.client.frontend import runtime as runtimes
 from pygraphd.client.frontend import settings
@@ -39,11 +40,12 @@ from tests.support.compiled import (
     session,
     sources,
 )
+from tests.support.process_groups import init, nccl
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["default_mode", "relocating", "session"]  # fixtures
+__all__ = ["default_mode", "init", "nccl", "relocating", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
@@ -204,14 +206,21 @@ def planned(session: Runtime, *, backward: bool, box: object, compiled: Compiled
     return session.compiled_graph(compiled or Compiled(1), kwargs)
 
 
+def calling(*collectives: str) -> Compiled:
+    """Return a compiled graph of which each partition calls a collective."""
+    compiled = Compiled(len(collectives))
+    compiled.source_code = "".join(
+        f"def partition_{index}(args):\n    torch.ops._c10d_functional.{each}.default(buf0, '0')\n"
+        for index, each in enumerate(collectives)
+    )
+    return compiled
+
+
+@pytest.mark.usefixtures("nccl")
 def test_collectives_are_left_to_pytorch_if_they_are_switched_off(
     session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reduces = Compiled(1)
-    reduces.source_code = (
-        "def call(args):\n    torch.ops._c10d_functional.all_reduce_.default(buf0, 'sum', '0')\n"
-    )
-    box = BoxedDeviceIndex(0)
+    reduces, box = calling("all_reduce_"), BoxedDeviceIndex(0)
     assert planned(session, backward=False, box=BoxedDeviceIndex(0), compiled=reduces) is not None
     monkeypatch.setenv("PYGRAPH_COLLECTIVES", "0")
     aside = Runtime(session.locations)
@@ -222,6 +231,30 @@ def test_collectives_are_left_to_pytorch_if_they_are_switched_off(
     other = BoxedDeviceIndex(0)
     assert planned(aside, backward=False, box=other) is not None
     assert planned(aside, backward=True, box=other, compiled=reduces) is not None
+
+
+@pytest.mark.usefixtures("nccl")
+def test_collectives_that_cannot_be_captured_are_left_to_pytorch_where_it_makes_graphs(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduces, ours, theirs = calling("all_reduce_"), BoxedDeviceIndex(0), BoxedDeviceIndex(0)
+    assert planned(session, backward=False, box=ours) is not None
+
+    assert planned(session, backward=False, box=theirs, compiled=calling("all_reduce_", "broadcast_")) is None
+    assert planned(session, backward=True, box=theirs) is None
+    assert planned(session, backward=False, box=BoxedDeviceIndex(0), compiled=reduces) is not None
+    monkeypatch.setenv(GRAPH_REGISTER, "1")
+    assert planned(session, backward=False, box=BoxedDeviceIndex(0), compiled=reduces) is None
+    assert planned(session, backward=True, box=ours, compiled=reduces) is not None
+    with inductor_config.patch({"triton.cudagraphs": False}):
+        assert planned(session, backward=False, box=BoxedDeviceIndex(0), compiled=reduces) is not None
+
+    cannot = "its collectives cannot be captured: "
+    assert session.report.summary()["left_to_torch"] == {
+        f"{cannot}it calls _c10d_functional::broadcast_": 1,
+        f"{cannot}NCCL_GRAPH_REGISTER=1": 1,
+        runtimes.FORWARD_NOT_OURS: 1,
+    }
 
 
 def test_a_backward_whose_forward_may_have_run_in_trees_is_left_to_them(session: Runtime) -> None:

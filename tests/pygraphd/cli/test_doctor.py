@@ -118,6 +118,7 @@ def ran(
         ("fallbacks", "called while the user captures the stream", "disturbed captures"),
         ("left_to_torch", "PYGRAPH_RELOCATE=0", "left to PyTorch"),
         ("left_to_torch", "it has collectives, and PYGRAPH_COLLECTIVES is 0", "collectives"),
+        ("left_to_torch", "its collectives cannot be captured: NCCL_GRAPH_REGISTER=1", "collectives"),
         ("failures", "daemon: no daemon", "the daemon"),
         ("failures", "anything", "other reasons"),
     ],

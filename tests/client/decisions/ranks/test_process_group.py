@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
-import importlib
 import os
 import threading
 import time
@@ -27,10 +26,13 @@ from pygraphd.client.decisions.ranks.process_group import (
     Groups,
     GroupStore,
 )
+from tests.support.process_groups import init, nccl
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
+
+__all__ = ["init", "nccl"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
@@ -40,19 +42,6 @@ LONG = datetime.timedelta(seconds=60)
 
 def server() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, None, True, LONG, wait_for_workers=False)
-
-
-@pytest.fixture
-def init() -> Iterator[Callable[[dist.Store], None]]:
-    """Return what makes a group of two ranks of which this process is the first, and the second nowhere."""
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")
-
-    def start(store: dist.Store, ranks: int = 2) -> None:
-        dist.init_process_group("fake", store=store, rank=0, world_size=ranks)
-
-    yield start
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -174,19 +163,6 @@ def test_a_fork_does_not_talk_over_its_parents_connection(monkeypatch: pytest.Mo
 REDUCES = frozenset({("_c10d_functional::all_reduce_", "0")})
 
 
-@pytest.fixture
-def nccl(init: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Have a group whose collectives NCCL seems to serve, with settings under which they can be captured; return what it seems to be."""
-    init(dist.HashStore())
-    group = {"lowest": 0, "size": 2, "timeout_s": 600.0, "kind": "ProcessGroupNCCL"}
-    monkeypatch.setattr(torch_private, "group_on_gpus", lambda _: tuple(group.values()))
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: (9, 0))
-    monkeypatch.setenv(GRAPH_REGISTER, "0")
-    for name in ("NCCL_NVLS_ENABLE", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK"):
-        monkeypatch.delenv(name, raising=False)
-    return group
-
-
 def test_each_attempt_at_a_graph_has_a_vote_of_its_own(groups: Groups, nccl: dict[str, Any]) -> None:
     for _ in range(2):
         groups.lockstep(REDUCES, GRAPH).refuse("not now")
@@ -218,6 +194,7 @@ def test_what_cannot_be_captured_is_refused_before(
 ) -> None:
     with pytest.raises(NotRelocatableError, match=why):
         groups.lockstep(collectives, GRAPH)
+    assert why in str(groups.why_not_captured(collectives))
 
 
 @pytest.mark.parametrize(
@@ -238,11 +215,14 @@ def test_settings_with_which_collectives_cannot_be_captured_are_refused_for_all(
 ) -> None:  # fmt: skip
     monkeypatch.setenv(name, value)
     nccl["size"] = ranks
+    key = f"pygraph/2/recorded/0/0/{ranks}/{GRAPH}/1/captured"
 
+    known = groups.why_not_captured(REDUCES)
+    assert not torch_private.default_store().check([key])
     with pytest.raises(NotRelocatableError, match=why) if why else contextlib.nullcontext():
         groups.lockstep(REDUCES, GRAPH)
 
-    key = f"pygraph/2/recorded/0/0/{ranks}/{GRAPH}/1/captured"
+    assert why in str(known) if why else known is None
     assert torch_private.default_store().check([key]) is bool(why)
 
 
@@ -281,6 +261,7 @@ def test_a_group_with_a_short_timeout_is_refused(groups: Groups, nccl: dict[str,
 
 def test_after_a_few_attempts_in_vain_none_is_made(groups: Groups, nccl: dict[str, Any]) -> None:
     groups.late = MAX_LATE
+    assert groups.why_not_captured(REDUCES) is None  # other ranks may not have seen it
 
     with pytest.raises(NotRelocatableError, match="late"):
         groups.lockstep(REDUCES, GRAPH)
