@@ -35,6 +35,8 @@ class GraphFacts:
     """The digest of the graph, without sizes."""
     written: frozenset[int] | None = None
     """Inputs that a kernel may write; None: any may be."""
+    donated: frozenset[int] = frozenset()
+    """Inputs of a backward that it may write and that nothing else sees."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return the facts of a partition; without `maps`, the only partition has the inputs and outputs of the graph."""
@@ -51,6 +53,7 @@ class GraphFacts:
             written=None
             if self.written is None
             else frozenset(at for at, each in enumerate(mine.inputs) if each is None or each in self.written),
+            donated=frozenset(at for at, each in enumerate(mine.inputs) if each in self.donated),
         )
 
 
@@ -67,6 +70,7 @@ def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
         compiled.saved,
         compiled.collectives,
         written=_written(compiled),
+        donated=compiled.donated_inputs or frozenset(),
     )
 
 

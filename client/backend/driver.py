@@ -196,8 +196,6 @@ class Driver:
         """The address of cuStreamIsCapturing, an int (*)(stream, status)."""
         self._write_words = self._calls["cuStreamBatchMemOp_v2"]
         self._sizes: dict[tuple[int, str], tuple[int, ...]] = {}
-        self.kept: list[contextlib.ExitStack] = []
-        """What gives ranges of addresses back that somebody goes on to use, for good."""
 
     def _call(self, name: str, *arguments: object) -> None:
         code = self._calls[name](*arguments)
@@ -301,37 +299,20 @@ class Driver:
         with self.relaxed(), contextlib.ExitStack() as stack:
             address = self._handle("cuMemAddressReserve", size, 0, 0, 0)
             stack.callback(self._call, "cuMemAddressFree", address, size)
-            handle = self._allocation(memory, device_index)
+            kind = MemoryProperties(_MEMORY_PINNED, 0, _LOCATION_DEVICE, device_index)
+            handle = self._handle("cuMemCreate", memory, byref(kind), 0)
             stack.callback(self._call, "cuMemRelease", handle)
             for start in range(address, address + size, memory):
                 self._call("cuMemMap", start, memory, 0, handle, 0)
                 stack.callback(self._call, "cuMemUnmap", start, memory)
-            self._allow(address, size, device_index)
+            access = MemoryAccess(_LOCATION_DEVICE, device_index, _READ_AND_WRITE)
+            self._call("cuMemSetAccess", address, size, byref(access), 1)
             to_undo = stack.pop_all()
         try:
             yield address
         finally:
             with self.relaxed(), to_undo:
                 pass
-
-    def give_own_memory(self, address: int, size: int, device_index: int) -> None:
-        """Map memory of its own over a range over which other memory was mapped at once. Nothing may access the range meanwhile."""
-        with self.relaxed():
-            handle = self._allocation(size, device_index)
-            try:
-                self._call("cuMemUnmap", address, size)
-                self._call("cuMemMap", address, size, 0, handle, 0)
-                self._allow(address, size, device_index)
-            finally:
-                self._call("cuMemRelease", handle)  # the mapping keeps the memory
-
-    def _allocation(self, size: int, device_index: int) -> int:
-        kind = MemoryProperties(_MEMORY_PINNED, 0, _LOCATION_DEVICE, device_index)
-        return self._handle("cuMemCreate", size, byref(kind), 0)
-
-    def _allow(self, address: int, size: int, device_index: int) -> None:
-        access = MemoryAccess(_LOCATION_DEVICE, device_index, _READ_AND_WRITE)
-        self._call("cuMemSetAccess", address, size, byref(access), 1)
 
     # --- nodes ---
 

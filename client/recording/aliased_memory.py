@@ -15,8 +15,6 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from pygraphd.client.backend.driver import Driver
 
 TARGET_MAPPINGS = 64
@@ -33,7 +31,7 @@ class AliasedMemory:
 
         Raises DriverError, for example if the device is full or cannot map memory.
         """
-        self.device, self._driver, self._taken, self._is_kept = device, driver, 0, False
+        self.device, self._taken = device, 0
         self._bytes = PAGE * (pages or min(MAX_PAGES, -(-size // (TARGET_MAPPINGS * PAGE))))
         self._range = -(-size // self._bytes) * self._bytes
         self._stack = contextlib.ExitStack()
@@ -45,13 +43,13 @@ class AliasedMemory:
         """Give addresses and memory back. Waits for the current stream, whose kernels may access them."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        if self._is_kept:
-            self._driver.kept.append(self._stack.pop_all())
         self._stack.close()
 
     def take(self, size: int) -> torch.Tensor:
-        """Return `size` bytes from the start of a block on, in a storage of their own."""
+        """Return `size` bytes from the start of a block on, in a storage of their own. Raises `OutOfMemoryError` beyond the range."""
         start = self._address + self._taken
+        if size > self.free.size:
+            raise torch.OutOfMemoryError("there are too few addresses")
         self._taken += blocks(size) * BLOCK
         return torch_private.memory_at(start, size, self.device)
 
@@ -65,22 +63,8 @@ class AliasedMemory:
         self._taken = address - self._address
 
     def take_back(self) -> None:
-        """Have everything free again, unless some has memory of its own: nobody uses these addresses any more."""
-        self._taken = self._taken if self._is_kept else 0
-
-    def give_own_memory(self, spans: Iterable[Span]) -> None:
-        """Give memory of their own to addresses that somebody goes on to use. They keep it for good. Raises `DriverError`."""
-        pieces = {
-            piece
-            for span in spans
-            for piece in range(
-                (span.start - self._address) // self._bytes, -(-(span.end - self._address) // self._bytes)
-            )
-        }
-        self._is_kept = self._is_kept or bool(pieces)
-        for piece in sorted(pieces):
-            start = self._address + piece * self._bytes
-            self._driver.give_own_memory(start, self._bytes, self.device.index or 0)
+        """Have everything free again: nobody uses these addresses any more."""
+        self._taken = 0
 
     @property
     def memory(self) -> torch.Tensor:

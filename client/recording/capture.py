@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import threading
+import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ HISTORY = "the history of the GPU's memory is being recorded, and must not be di
 OTHER_ALLOCATOR = "PyTorch's own allocator is not in use"
 REUSE = "graph_capture_record_stream_reuse"
 """A setting of PyTorch's allocator that has captures use memory again before its streams are done with it."""
+EXPANDABLE = "expandable_segments:True"
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 BUSY = "something else is being captured"
 
 MAX_CACHED_BYTES = 16 << 20
@@ -52,6 +55,11 @@ ADDRESSES_FROM = 64 << 20
 """Bytes that a program has allocated at a time from which on its captures get addresses without memory of their own."""
 SPARE_ADDRESSES = 2
 """Addresses for a capture, as a multiple of these bytes: outputs get reserves, and segments of the pool are not full."""
+
+
+class AddressesError(Exception):
+    """The graph goes on to use memory that was allocated during its capture, which was given addresses only."""
+
 
 _one_at_a_time = threading.Lock()
 """Held during a capture: the allocator keeps one history for all devices and threads."""
@@ -155,7 +163,7 @@ class CudaRecorder:
     ) -> Capture:
         """Capture one call, with allocations at `addresses` if they are given. Raises `TransientError` if nothing can be captured now.
 
-        Also raises `DriverError`, and the callable's own errors. If it raises, nothing has run and nothing is left. A capture that `is_shifted` has its allocations at other addresses modulo
+        Also raises `AddressesError`, `DriverError`, and the callable's own errors. If it raises, nothing has run and nothing is left. A capture that `is_shifted` has its allocations at other addresses modulo
         4 GiB. Outputs with `reserves` lie in these. The backing allocation has `backing` bytes, if the device has them.
         """
         with _one_at_a_time, torch.cuda.device(self.device):
@@ -197,7 +205,7 @@ class CudaRecorder:
                 allocations, alive = (*made.spans, *allocations), (*made.spans, *alive)
             in_place = held(alive, outputs)
             if addresses is not None and in_place:
-                addresses.give_own_memory(in_place)
+                raise AddressesError
             return Capture(
                 self._take_over(graph),
                 list(outputs),
@@ -219,8 +227,9 @@ class CudaRecorder:
                 temporary_bytes=temporary,
                 allocated=tuple(allocated),
             )
-        except BaseException:
-            outputs = ()  # tensors in the pool must go before it
+        except BaseException as error:
+            outputs = ()  # tensors in the pool must go before it, those in frames of the callable among them
+            traceback.clear_frames(error.__traceback__)
             inputs.clear()
             graph.reset()
             pool.release()
@@ -284,14 +293,14 @@ class CudaRecorder:
     def _why_not(self) -> str | None:
         if torch.cuda.get_allocator_backend() != "native":
             return OTHER_ALLOCATOR
-        if any(
-            REUSE in os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-        ):
+        if any(REUSE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
             return f"the allocator is set to {REUSE}"
         return HISTORY if torch_private.history_is_recorded() else None
 
     def addresses_for_capture(self) -> int:
         """Return how many bytes of addresses suffice for the allocations of a call that has run; 0: it should get memory instead."""
+        if any(EXPANDABLE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
+            return 0  # PyTorch then has no pools with an allocator of their own
         used = torch.cuda.max_memory_allocated(self.device)
         return SPARE_ADDRESSES * used if used >= ADDRESSES_FROM else 0
 

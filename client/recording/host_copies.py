@@ -1,4 +1,7 @@
-"""Keeps inputs that a replay writes on the host, where copies of them on the device would raise the process's peak memory."""
+"""Keeps donated inputs that a replay writes on the host, where copies on the device would raise the process's peak memory.
+
+No other inputs: another stream or thread may write to other parts of them meanwhile, as to pages of a KV cache.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,14 @@ MAX_HOST_BYTES = 2 << 30
 
 
 def for_host(
-    groups: InputGroups, inputs: Sequence[Any], written: Collection[int] | None, device: torch.device
+    groups: InputGroups, inputs: Sequence[Any], donated: Collection[int], device: torch.device
 ) -> InputGroups:
     """Return the groups of inputs that may be kept on the host while a replay writes them; none if that is not worth it."""
-    if written is None:
-        return []
     chosen = [
         (group, span)
         for group, span in groups
         if span.size > MAX_SMALL
-        and any(index in written for index, _ in group.members)
+        and all(index in donated for index, _ in group.members)
         and inputs[group.members[0][0]].device == device
     ]
     return chosen if MIN_HOST_BYTES <= sum(span.size for _, span in chosen) <= MAX_HOST_BYTES else []
@@ -45,7 +46,15 @@ class HostCopies:
         self._pairs = [(place, place.to("cpu", copy=True)) for place in places]
 
     def put_back(self) -> None:
-        """Give the inputs their values again."""
+        """Give the inputs their values again, also if it is interrupted."""
+        try:
+            self._put_back()
+        except BaseException:
+            self._put_back()
+            raise
+
+    def _put_back(self) -> None:
         while self._pairs:
-            place, kept = self._pairs.pop()
+            place, kept = self._pairs[-1]
             place.copy_(kept)
+            self._pairs.pop()

@@ -335,10 +335,10 @@ class Pipeline:
         except Exception as error:
             if _SAYS_INTERRUPTED in str(error):
                 raise FallbackError(INTERRUPTED) from error
-            if not hasattr(self._threads, "has_launched"):
-                # At its first call in a thread a library may make a handle, which it cannot make within a capture.
-                raise FallbackError(NEW_THREAD) from error
             if addresses is None:
+                if not hasattr(self._threads, "has_launched"):
+                    # At its first call in a thread a library may make a handle, which it cannot make within a capture.
+                    raise FallbackError(NEW_THREAD) from error
                 # The callable has run on inputs like these before: it raises because it is being captured.
                 raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
         call.has_memory = (
@@ -388,7 +388,7 @@ class Pipeline:
             copies, beside = copies + aliased.memory.nbytes, memory
         elif in_full == frozenset() and not is_doubted and lockstep is None:
             if copies + memory + beside > self._recorder.below_peak():
-                on_host = for_host(call.groups, call.inputs, written, call.device)
+                on_host = for_host(call.groups, call.inputs, self._facts.donated, call.device)
                 copies -= sum(span.size for _, span in on_host)
         elif is_doubted:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2

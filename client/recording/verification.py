@@ -1,8 +1,8 @@
 """Verifies on a real call that a recording computes what the compiled callable does, before it serves a call.
 
 The recording runs first, on poisoned memory and on copies of the small inputs and of all inputs that it may write. Large inputs that
-it only reads are read in place, and checksums show that they have not changed. Where copies of large inputs that it writes would raise
-the peak memory, it writes these in place, and they get their values back from the host. Then the callable runs as KERNELS on the inputs
+it only reads are read in place, and checksums show that they have not changed. Where copies of donated inputs would raise the peak
+memory, it writes these in place, and they get their values back from the host. Then the callable runs as KERNELS on the inputs
 themselves, with the generator's state restored. Outputs and inputs must agree afterwards. The caller gets the outputs of KERNELS.
 """
 

@@ -74,6 +74,8 @@ class Executables:
         self._segments = segments
         self._bind = ops.bind
         self._note = note
+        self._retired: list[int] = []
+        """Executables that others have replaced in the table."""
         self._handles = [] if parameters.has_copies else [driver.instantiate(graph, stream)]
         self.table: Any = None
         """The table, which holds this object through `_make`: only `close` ends both."""
@@ -102,6 +104,7 @@ class Executables:
         at any call.
         """
         is_first = not self._handles
+        self._destroy(self._retired)
         try:
             with self._driver.relaxed():
                 self._parameters.write_graph(but_kernels=is_first)
@@ -112,11 +115,17 @@ class Executables:
             if not replaced:
                 self._note(f"{ONE_LESS}: {error}")
             return None
-        if replaced:
-            self._handles.remove(replaced)
+        if not replaced:
+            return self._handles[-1]
+        handles, retired = [each for each in self._handles if each != replaced], [replaced]
+        # No call may follow, in which an interrupt would leave the old one in the table.
+        self._handles, self._retired = handles, retired
+        return handles[-1]
+
+    def _destroy(self, handles: list[int]) -> None:
+        while handles:
             with contextlib.suppress(DriverError):
-                self._driver.destroy_executable(replaced)
-        return self._handles[-1]
+                self._driver.destroy_executable(handles.pop())
 
     def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
         """Return an executable that is bound to the addresses of a call, and the number of nodes that were written for it.
@@ -132,6 +141,5 @@ class Executables:
     def close(self) -> None:
         """Destroy all executables; launches that still run go on."""
         self.table = None
-        while self._handles:
-            with contextlib.suppress(DriverError):
-                self._driver.destroy_executable(self._handles.pop())
+        self._destroy(self._handles)
+        self._destroy(self._retired)

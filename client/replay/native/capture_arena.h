@@ -10,7 +10,7 @@ static struct {
 } arena;
 
 static void *arena_allocate(Py_ssize_t size, int device, void *stream) {
-    uintptr_t begin = arena.next, room = arena.end - begin;
+    uintptr_t begin = arena.next, room = arena.end > begin ? arena.end - begin : 0;
     if (size <= 0 || (uintptr_t)size > room) return NULL;
     uintptr_t rounded = ((uintptr_t)size + ARENA_PAGE - 1) / ARENA_PAGE * ARENA_PAGE;
     arena.next = rounded < room ? begin + rounded : arena.end;

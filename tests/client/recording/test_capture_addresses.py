@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.capture import AddressesError
 from pygraphd.client.recording.recordings import NOT_YET
 from pygraphd.client.recording.verification import Verification
-from pygraphd.client.replay.relocation_table import PAGE, Span
+from pygraphd.client.replay.relocation_table import PAGE
 from tests.support.recording_case import Case, Recording, add, case
 
 if TYPE_CHECKING:
@@ -52,23 +53,6 @@ def test_addresses_are_handed_out_from_front_to_back(loaded_helper: TensorOps) -
     finally:
         assert loaded_helper.arena_range(0, 0) == 5 * PAGE
     assert allocate(1, 0, None) is None
-
-
-def test_addresses_that_are_used_further_get_memory_of_their_own(emulator: Emulator) -> None:
-    memory = AliasedMemory(emulator.driver, CPU, 8 * PAGE, 2)
-    start, whole = memory.free.start, memory.whole
-    memory.take_up_to(start + 5 * PAGE)
-    memory.give_own_memory([Span(start + 2 * PAGE + 512, start + 2 * PAGE + 1024)])
-    memory.take_back()
-    assert memory.free.start == start + 5 * PAGE
-
-    whole.fill_(1)
-    whole[2 * PAGE :][: 2 * PAGE].fill_(2)
-    memory.close()
-
-    assert whole[::PAGE].tolist() == [1, 1, 2, 2, 1, 1, 1, 1]
-    (kept,) = emulator.driver.kept
-    kept.close()
 
 
 def test_a_replay_is_verified_without_the_pool_of_its_capture(
@@ -143,10 +127,11 @@ def test_a_missed_address_of_the_capture_is_found(case: Case, what: str) -> None
 @pytest.mark.parametrize(
     "error",
     [
+        AddressesError(),
         torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("operation not permitted when stream is capturing"),
     ],
-    ids=["too few", "of another kind"],
+    ids=["it stays in place", "too few", "of another kind"],
 )
 def test_where_addresses_do_not_do_the_capture_gets_memory(
     case: Case, aliased: list[Capture], monkeypatch: pytest.MonkeyPatch, error: RuntimeError
@@ -166,3 +151,18 @@ def test_where_addresses_do_not_do_the_capture_gets_memory(
     assert [each.addresses for each in aliased] == [None]
     case.expect(captured=1)
     assert case.emulator.live_memory() == 0
+
+
+def test_no_address_beyond_the_range_is_handed_out(emulator: Emulator, loaded_helper: TensorOps) -> None:
+    memory = AliasedMemory(emulator.driver, CPU, 2 * PAGE, 1)
+    memory.take(PAGE)
+    with pytest.raises(torch.OutOfMemoryError):
+        memory.take(PAGE + 1)
+    assert memory.free.size == PAGE
+    memory.close()
+
+    loaded_helper.arena_range(6 * PAGE, 5 * PAGE)
+    try:
+        assert ALLOCATE(loaded_helper.arena_functions()[0])(1, 0, None) is None
+    finally:
+        loaded_helper.arena_range(0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import host_copies, pipeline, verification
+from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.digest import COLUMNS, checksum, digest_of, unequal
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case, Recording, case
@@ -187,7 +189,7 @@ def test_inputs_that_are_written_in_place_have_their_values_when_kernels_run(
         operations.accumulate(inputs[0], inputs[1])
         return operations.add(inputs[0], inputs[1]), operations.first(inputs[0], 1)
 
-    run = case.made(body, GraphFacts(written=frozenset({0})))
+    run = case.made(body, GraphFacts(written=frozenset({0}), donated=frozenset({0})))
     total = case.floats(0, 0)
     for i in range(1, 5):
         assert [each.tolist() for each in run([total, case.floats(1, 2)])] == [[i + 1, 2 * i + 2], [i]]
@@ -215,7 +217,7 @@ def test_inputs_that_were_written_in_place_are_as_they_were_if_it_fails(
 
     if fails == "an error":
         monkeypatch.setattr(verification, "read", fail)
-    run = case.made(body, GraphFacts(written=frozenset({0})))
+    run = case.made(body, GraphFacts(written=frozenset({0}), donated=frozenset({0})))
     total = case.floats(0, 0)
     for i in range(1, 7):
         assert run([total, case.floats(1, 2)])[0].tolist() == [2 * i, 4 * i]
@@ -223,3 +225,39 @@ def test_inputs_that_were_written_in_place_are_as_they_were_if_it_fails(
 
     case.expect(captured=0)
     assert on_host[0] == [[1, 2]]
+
+
+def test_inputs_that_others_see_are_copied_on_the_device(case: Case, on_host: list[Any]) -> None:
+    """Another stream may write to other parts of them meanwhile."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0], inputs[1])
+        return (operations.add(inputs[0], inputs[1]),)
+
+    run = case.made(body, GraphFacts(written=frozenset({0, 1}), donated=frozenset({1})))
+    for _ in range(4):
+        run([case.floats(0, 0), case.floats(1, 2)])
+
+    case.expect(captured=1)
+    assert on_host == [[[1, 2]]]
+
+
+def test_an_interrupt_leaves_no_input_with_what_a_replay_wrote() -> None:
+    inputs = [torch.zeros(4), torch.zeros(4)]
+    copies = host_copies.HostCopies(inputs, input_groups(inputs))
+    for each in inputs:
+        each.fill_(1)
+    first, kept = copies._pairs[-1]
+    interrupts = [KeyboardInterrupt]
+
+    def copy(source: torch.Tensor) -> None:
+        if interrupts:
+            raise interrupts.pop()
+        first.copy_(source)
+
+    interrupting: Any = SimpleNamespace(copy_=copy)
+    copies._pairs[-1] = interrupting, kept
+    with pytest.raises(KeyboardInterrupt):
+        copies.put_back()
+
+    assert [each.tolist() for each in inputs] == [[0] * 4] * 2

@@ -197,6 +197,19 @@ def test_an_interrupt_while_another_executable_is_made_leaves_none_bound_to_old_
     assert doubling.replay.executables == 2
 
 
+def test_an_executable_that_is_replaced_is_there_until_the_next_one_is(doubling: Doubling) -> None:
+    """The table holds it until it has been told of the other one."""
+    executables: Any = doubling.replay._executables
+    live = doubling.emulator.live
+    (first,) = executables._handles
+    before = live()[1]
+
+    other = executables._make(0, first)
+    assert (executables._handles, live()[1]) == ([other], before + 1)
+    assert executables._make(0, 0) == executables._handles[-1]
+    assert (len(executables), live()[1]) == (2, before + 1)
+
+
 def test_a_recording_that_is_dropped_takes_its_table_along(recorder: Recorder) -> None:
     """At once: the table holds what makes its executables, and no collection of garbage sees it."""
     case = Doubling(recorder)
