@@ -180,7 +180,11 @@ sender = Sender()
 def _stage(scalars: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return the values of 0-d CPU tensors of one dtype in new memory, which is pinned if `device` is a GPU."""
     memory = torch.empty(len(scalars), dtype=scalars[0].dtype, pin_memory=device.type == "cuda")
-    return torch.stack([each.cpu() for each in scalars], out=memory)
+    return torch.stack(scalars, out=memory)
+
+
+def _stage_from_gpu(scalars: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    return _stage([each.cpu() for each in scalars], device)
 
 
 def _fake(values: list[Any], device: torch.device, specs: str, graph: str) -> list[Any]:
@@ -201,6 +205,6 @@ SENT = torch.ops.pygraphd.sent.default
 # Code of Inductor's for the same copy would be C++: without it, a graph that runs on the GPU alone needs no C++ compiler.
 _library.define("staged(Tensor[] scalars, Device device) -> Tensor")
 _library.impl("staged", _stage, "CPU")
-_library.impl("staged", _stage, "CUDA")  # as `sent`
+_library.impl("staged", _stage_from_gpu, "CUDA")  # in a backward, as `sent`
 torch.library.register_fake("pygraphd::staged", lambda scalars, device: torch.stack(scalars), lib=_library)
 STAGED = torch.ops.pygraphd.staged.default

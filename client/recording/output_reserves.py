@@ -101,9 +101,9 @@ class OutputReserves:
         self.allocated: list[int] = []
         """Addresses of the allocations of Inductor's code, in order."""
         if addresses is not None:
-            for size in (*shifts[:1], *(reserve.size for reserve in reserves)):
-                self._storages.append(addresses.take(size).untyped_storage())
-            self._storages = self._storages[len(shifts[:1]) :]
+            for size in shifts[:1]:
+                addresses.take(size)
+            self._storages = [addresses.take(reserve.size).untyped_storage() for reserve in reserves]
             starts = [each.data_ptr() for each in self._storages]
             sizes = [reserve.size for reserve in reserves]
             self.spans = tuple(Span(start, start + size) for start, size in zip(starts, sizes, strict=True))

@@ -341,9 +341,8 @@ class Pipeline:
                     raise FallbackError(NEW_THREAD) from error
                 # The callable has run on inputs like these before: it raises because it is being captured.
                 raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
-        call.has_memory = (
-            True  # there were too few addresses, or an operator asks more of memory than an address
-        )
+        # There were too few addresses, or an operator asks more of memory than an address.
+        call.has_memory = True
         return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
 
     def _in_lockstep(

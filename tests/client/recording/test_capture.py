@@ -187,3 +187,20 @@ class Taken:
 
     def __del__(self) -> None:
         del self._taken[self._size]
+
+
+@pytest.mark.parametrize(
+    ("used", "setting", "addresses"),
+    [
+        (64 << 20, "", 128 << 20),
+        ((64 << 20) - 1, "", 0),
+        (64 << 20, "backend:native,expandable_segments:True", 0),
+    ],
+)
+def test_large_programs_get_addresses_where_the_allocator_can_hand_them_out(
+    monkeypatch: pytest.MonkeyPatch, used: int, setting: str, addresses: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: used)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+
+    assert recorder(monkeypatch, None).addresses_for_capture() == addresses
