@@ -50,7 +50,7 @@ def undefined_outputs(text: str) -> frozenset[int]:
         name: _unwritten(_OPERATORS[operator], arguments) for name, operator, arguments in _CALL.findall(text)
     }
     nothing = {name for name, call, item in _RESULT.findall(text) if int(item) in calls.get(call, ())}
-    names = _returned(text) or []
+    names = returned(text) or []
     return frozenset(index for index, name in enumerate(names) if name in nothing)
 
 
@@ -60,7 +60,7 @@ def _inputs(text: str) -> list[str] | None:
     return _INPUT.findall(signatures[0]) if len(signatures) == 1 else None
 
 
-def _returned(text: str) -> list[str] | None:
+def returned(text: str) -> list[str] | None:
     """Return the names of a graph's outputs in order, "None" among them; None if the text is not understood."""
     found = _RETURN.findall(text)
     return [name.strip(",") for name in found[0].split(", ")] if len(found) == 1 else None
@@ -161,7 +161,7 @@ class _Reading:
     """The text of one graph, and the names in it."""
 
     def __init__(self, code: str) -> None:
-        takes, returns = _inputs(code), _returned(code)
+        takes, returns = _inputs(code), returned(code)
         if takes is None or returns is None:
             raise _NotUnderstoodError
         self._code, self._takes, self._returns = code, takes, returns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.client.analysis.atomic_sums import atomic_outputs
 from pygraphd.client.analysis.attention_rng import RngState, rng_state_of, undefined_outputs
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class GraphFacts:
     """Inputs that a kernel may write; None: any may be."""
     donated: frozenset[int] = frozenset()
     """Inputs of a backward that it may write and that nothing else sees."""
+    unsteady: frozenset[int] = frozenset()
+    """Outputs whose bits may differ from run to run; see `atomic_sums.py`."""
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return the facts of a partition; without `maps`, the only partition has the inputs and outputs of the graph."""
@@ -54,6 +57,7 @@ class GraphFacts:
             if self.written is None
             else frozenset(at for at, each in enumerate(mine.inputs) if each is None or each in self.written),
             donated=frozenset(at for at, each in enumerate(mine.inputs) if each in self.donated),
+            unsteady=_where(mine.outputs, self.unsteady),
         )
 
 
@@ -71,6 +75,7 @@ def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
         compiled.collectives,
         written=_written(compiled),
         donated=compiled.donated_inputs or frozenset(),
+        unsteady=atomic_outputs(compiled.text),
     )
 
 

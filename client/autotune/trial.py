@@ -113,6 +113,8 @@ class Trial:
         self._guarded = guarded
         self._schedule = Schedule(only)
         self._sampler = Sampler(candidates.device_index)
+        self._before = self._schedule.deployment
+        """The deployment of the call before. When it changes, the allocator's cache holds memory in sizes that fit the other one."""
         self._waited = 0
         self._calls = 0
         self._ms = 0.0
@@ -142,6 +144,9 @@ class Trial:
         run, prepared = self._candidates.runnable(deployment), self._candidates.relocate.prepared
         began_ns = time.perf_counter_ns()
         sample = self._guarded(lambda: self._sampler.start(deployment))
+        if deployment is not self._before:
+            self._before = deployment
+            self._guarded(self._candidates.relocate.empty_cache)
         result = run(inputs)
         counts = self._schedule.take(steady=self._candidates.relocate.prepared == prepared)
         if sample is not None:

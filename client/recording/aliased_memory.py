@@ -7,14 +7,16 @@ of the capture. Where nothing is mapped, that would end the process. Here the ke
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, blocks
+from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, blocks, find, merge
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from pygraphd.client.backend.driver import Driver
 
 TARGET_MAPPINGS = 64
@@ -75,3 +77,22 @@ class AliasedMemory:
     def whole(self) -> torch.Tensor:
         """The whole range, as bytes."""
         return torch_private.memory_at(self._address, self._range, self.device)
+
+
+def without_owner(values: Iterable[Any], spans: Iterable[Span]) -> Sequence[Any]:
+    """Return values of which each tensor within the address ranges `spans` is replaced by an equal one that owns nothing there.
+
+    PyTorch counts addresses of a capture as allocated while a tensor owns them.
+    """
+    ranges, storages, replaced = merge(spans), dict[int, torch.UntypedStorage](), list(values)
+    for index, value in enumerate(replaced):
+        if not isinstance(value, torch.Tensor) or not value.numel() or find(ranges, value.data_ptr()) is None:
+            continue
+        owner = value.untyped_storage()
+        start = owner.data_ptr()
+        if start not in storages:
+            storages[start] = torch_private.memory_at(start, owner.nbytes(), value.device).untyped_storage()
+        form = value.storage_offset(), value.size(), value.stride()
+        plain = torch.empty(0, dtype=value.dtype, device=value.device).set_(storages[start], *form)
+        replaced[index] = torch_private.viewed_like(plain, value)
+    return replaced

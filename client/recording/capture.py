@@ -21,7 +21,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.decisions.ranks.write_once import RegisterError, within
-from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.aliased_memory import AliasedMemory, without_owner
 from pygraphd.client.recording.capture_pool import AddressPool, CapturePool
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.watch import Watch
@@ -206,12 +206,15 @@ class CudaRecorder:
             in_place = held(alive, outputs)
             if addresses is not None and in_place:
                 raise AddressesError
+            as_tuple = isinstance(outputs, tuple)
+            if addresses is not None:
+                outputs = without_owner(outputs, allocations)
             return Capture(
                 self._take_over(graph),
                 list(outputs),
                 allocations,
                 in_place,
-                as_tuple=isinstance(outputs, tuple),
+                as_tuple=as_tuple,
                 cursor=GeneratorCursor(
                     graph,
                     self.generator,

@@ -385,7 +385,7 @@ class Pipeline:
             # Twice, since the callable runs on them, too.
             copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
             copies, beside = copies + aliased.memory.nbytes, memory
-        elif in_full == frozenset() and not is_doubted and lockstep is None:
+        elif in_full is not None and not is_doubted and lockstep is None:
             if copies + memory + beside > self._recorder.below_peak():
                 on_host = for_host(call.groups, call.inputs, self._facts.donated, call.device)
                 copies -= sum(span.size for _, span in on_host)

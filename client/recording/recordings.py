@@ -282,8 +282,9 @@ class Recordings:
         """Run a call as KERNELS, and keep a recording of it if verification passes."""
         self._log(slot, "recording")
         before = slot.disagreements
+        in_full = None if before.in_full is None else before.in_full | self.facts.unsteady
         attempt = self._pipeline.record(
-            inputs, slot.mismatches.constraints, is_doubted=before.in_values, in_full=before.in_full
+            inputs, slot.mismatches.constraints, is_doubted=before.in_values, in_full=in_full
         )
         if isinstance(attempt, Refusal):
             self._refuse(slot, attempt)
@@ -346,6 +347,11 @@ class Recordings:
         """Give back free memory and the workspaces of BLAS libraries, once there is a recording. Raises nothing."""
         if self._recorded():
             self._trim()
+
+    def empty_cache(self) -> None:
+        """Give free memory back if there is much of it. Raises nothing."""
+        with guarded(self._report, "giving memory back"):
+            self._recorder.empty_cache()
 
     def _trim(self) -> None:
         # A CUDA error of the user's work must surface in the user's own call.

@@ -104,7 +104,7 @@ class Verification:
         Inputs with `aliased` copies are not copied. A replay on aliased copies computes other values than KERNELS on the inputs. So `launch`
         runs on aliased copies as well, and results are compared at once. Raises `NoMemoryError` if they differ, maybe because of the aliases.
 
-        The replay writes the inputs of the groups `on_host` in place. Of these there are digests, so `in_full` must name none of them.
+        The replay writes the inputs of the groups `on_host` in place. Of these, digests or copies are kept as of the others.
         """
         self._inputs = list(inputs)
         self._replay: Replay | None = replay

@@ -117,6 +117,9 @@ class Relocating:
         self.refusal = self._will_refuse
         return "launched" if self.refusal else "relocated"
 
+    def empty_cache(self) -> None:
+        pass
+
     def trim(self) -> None:
         pass
 

@@ -103,6 +103,9 @@ class Relocating:
         self.prepared += self.calls == 2
         return "relocated"
 
+    def empty_cache(self) -> None:
+        pass
+
     def trim(self) -> None:
         self.trimmed += 1
 

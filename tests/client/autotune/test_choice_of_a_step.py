@@ -193,6 +193,9 @@ class Relocating:
     def __call__(self, inputs: list[Any]) -> None:
         self._run()
 
+    def empty_cache(self) -> None:
+        pass
+
     def trim(self) -> None:
         pass
 

@@ -35,6 +35,7 @@ class Partition:
         self.prepared = 0
         self.ran: list[Deployment] = []
         self._makes_at = makes_at
+        self.emptied_before: list[int] = []
         self.gpu_us = 100.0
         self.graph_us = 20.0
 
@@ -50,6 +51,9 @@ class Partition:
         self.ran.append(KERNELS)
         self.machine.launch(self.kernels_us, self.gpu_us)
         return "kernels"
+
+    def empty_cache(self) -> None:
+        self.emptied_before.append(len(self.ran))
 
     def trim(self) -> None:
         pass
@@ -93,6 +97,18 @@ def test_a_decision_takes_two_dozen_calls(machine: Machine) -> None:
     }
     assert decide(trial.measurements()).deployment is GRAPH
     assert decide(trial.measurements()).final
+
+
+def test_memory_in_sizes_of_the_other_deployment_is_given_back_when_the_deployment_changes(
+    machine: Machine,
+) -> None:
+    partition = Partition(machine)
+
+    run(partition, trial_of(partition))
+
+    changes = [at for at in range(1, len(partition.ran)) if partition.ran[at] is not partition.ran[at - 1]]
+    assert len(changes) >= 2
+    assert partition.emptied_before == changes
 
 
 def test_what_later_calls_need_not_do_is_no_sample(machine: Machine) -> None:

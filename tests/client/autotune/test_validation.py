@@ -69,6 +69,9 @@ class Relocating:
         self._calls += 1
         return "relocated"
 
+    def empty_cache(self) -> None:
+        pass
+
     def trim(self) -> None:
         pass
 
