@@ -1,4 +1,4 @@
-"""The programs in `examples/clients` come to the same results with PyGraph as without, in both modes, and run in CUDA graphs."""
+"""The programs in `examples/clients` come to the same results with PyGraph as without, in both modes, and are recorded as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def test_a_program_comes_to_the_same_results(name: str, tmp_path: Path) -> None:
     for summary in same_results(name, tmp_path):
         assert summary["graphs"] > 0
         if name not in MANY_SIZES:
-            assert summary["deployed"]["GRAPH"] > 0, summary["reasons"]
-            assert summary["nodes_in_graphs"] > 0
+            # Recorded and verified. Which deployment a loaded machine finds faster is not tested.
+            assert summary["captured"] > 0, summary["reasons"]
 
 
 @pytest.mark.parametrize("name", TWO_GPUS)
