@@ -76,6 +76,13 @@ def refuse_planted(folder: Path) -> None:
         raise PermissionError(f"{folder} is somebody else's")
 
 
+def refuse_shared(folder: Path) -> None:
+    """Raise PermissionError for a folder as `refuse_planted` does, and for one that others can write to; raises OSError."""
+    refuse_planted(folder)
+    if folder.stat().st_mode & _WRITABLE_BY_OTHERS:
+        raise PermissionError(f"others can write to {folder}; run: chmod 700 {folder}")
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
     """Open a regular file (0600 if it is made) and return its descriptor; a pipe or a device is an OSError, and never waited for."""
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)

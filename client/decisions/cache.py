@@ -28,7 +28,7 @@ from pygraphd.schema.messages import (
     RecordAnswer,
     RecordRequest,
 )
-from pygraphd.schema.ownership import refuse_planted
+from pygraphd.schema.ownership import refuse_shared
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Cache:
 
     def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
         try:
-            refuse_planted(self._locations.cache)
+            refuse_shared(self._locations.cache)
             self._locations.database.stat()
             return offline.read_entries(self._locations.database, request)
         except (FileNotFoundError, NotADirectoryError):

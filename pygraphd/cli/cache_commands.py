@@ -175,8 +175,8 @@ def clear(
 
     locations = locate()
     answer = _prune(locations, PruneRequest(dry_run=True, everything=True))
-    if not dry_run and answer.entries:
-        if not yes:
+    if not dry_run:
+        if answer.entries and not yes:
             _ask(f"delete {render.pruned_text(answer)}, which is all in {locations.database}")
         answer = _prune(locations, PruneRequest(everything=True))
     _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))

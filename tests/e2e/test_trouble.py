@@ -9,13 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import socketserver
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.e2e.conftest import COMMAND_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +120,23 @@ def test_no_daemon(sandbox: Sandbox, plain: Outcome) -> None:
     assert_unharmed(outcome, plain)
     assert outcome.counts["daemon"]["version"] is None
     assert outcome.counts["failures"]["daemon: no daemon"] > 0
+
+
+def test_a_team_whose_server_never_answers(sandbox: Sandbox, plain: Outcome) -> None:
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql+psycopg://reader@127.0.0.1:{silent.getsockname()[1]}/team"
+        environ = sandbox.environment(PYGRAPHD_TEAM_URL=url)
+        started = subprocess.run([sys.executable, "-m", "pygraphd", "start"], env=environ, check=False)
+        assert started.returncode == 0
+        outcome = sandbox.run()
+
+        assert_unharmed(outcome, plain)
+        assert outcome.counts["failures"] == {}
+        assert outcome.counts["recorded"] > 0
+        silent.settimeout(COMMAND_TIMEOUT_S)
+        silent.accept()[0].close()  # the daemon has asked
+        sandbox.stop_daemon()
 
 
 @pytest.mark.slow

@@ -48,6 +48,21 @@ def test_full_files_in_the_spool_are_read_up_to_a_size(places: Locations, files:
     assert bool(Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])) is found
 
 
+@pytest.mark.parametrize(("mode", "found"), [(0o700, True), (0o755, True), (0o775, False), (0o777, False)])
+def test_a_database_that_others_could_have_put_there_is_not_believed(
+    places: Locations, mode: int, found: bool
+) -> None:
+    with Store(places.database) as store:
+        store.record(RecordRequest(ENVIRONMENT, messages.Origin("host", "1"), (RECORD,)), os.getuid())
+    places.cache.chmod(mode)
+    cache = Cache(places, "host", report := Report())
+
+    assert bool(cache.lookup(ENVIRONMENT, [GRAPH])) is found
+    assert (
+        any("others can write to it" in each or "chmod 700" in each for each in report.failures) is not found
+    )
+
+
 @pytest.mark.parametrize("name", ["cache.db", "cache.db-wal", "cache.db-shm", "pygraphd.lock", "spool"])
 def test_no_pipe_is_waited_for(places: Locations, name: str) -> None:
     with Store(places.database) as store:

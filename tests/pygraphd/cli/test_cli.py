@@ -220,7 +220,9 @@ def test_clear_asks_and_leaves_nothing_behind_that_would_come_back(
     assert captured.out.startswith("deleted 4 entries and 8 measurements")
     assert _ids(capsys) == {}
     assert list(filled.spool.iterdir()) == []
-    assert _pygraphd("cache", "clear", "--yes") == 0
+    for arguments in ((), ("--yes",)):
+        assert _pygraphd("cache", "clear", *arguments) == 0
+        assert capsys.readouterr().out.startswith("deleted 0 entries")
 
 
 class _Answering(io.StringIO):
