@@ -44,6 +44,25 @@ def test_an_input_that_another_partition_makes_may_be_written() -> None:
     assert GraphFacts(written=None).of_partition(maps, 0).written is None
 
 
+def test_outputs_that_depend_on_atomic_sums_are_known_of_each_partition() -> None:
+    text = """
+    def forward(self, at: "i64[4]", values: "f32[4, 8]"):
+        embedding_dense_backward: "f32[9, 8]" = torch.ops.aten.embedding_dense_backward.default(values, at, 9, -1, False)
+        return (values, embedding_dense_backward)
+    """
+    compiled: Any = SimpleNamespace(
+        text=text, is_inference=True, collectives=(), is_repeatable=True, is_vouched=True, saved=frozenset(),
+        donated_inputs=frozenset(), mutated_inputs=(),
+    )  # fmt: skip
+
+    facts = facts_of(compiled)
+
+    assert facts is not None
+    assert facts.unsteady == {1}
+    maps = [PartitionMap((), ((0,),)), PartitionMap((), ((), (1,)))]
+    assert [facts.of_partition(maps, number).unsteady for number in range(2)] == [frozenset(), {1}]
+
+
 @pytest.mark.parametrize(
     ("names", "donated"),
     [(["other"], None), (["pygraph donated: []"], set()), (["pygraph donated: [1, 4]"], {1, 4})],

@@ -213,6 +213,22 @@ def test_inputs_that_are_written_in_place_have_their_values_when_kernels_run(
     assert seen == [[0, 0], [1, 2]]
 
 
+def test_inputs_are_written_in_place_also_where_an_output_is_kept(case: Case, on_host: list[Any]) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0], inputs[1])
+        return operations.add(inputs[0], inputs[1]), operations.first(inputs[0], 1)
+
+    facts = GraphFacts(written=frozenset({0}), donated=frozenset({0}), unsteady=frozenset({0}))
+    run = case.made(body, facts)
+    total = case.floats(0, 0)
+    for i in range(1, 5):
+        assert [each.tolist() for each in run([total, case.floats(1, 2)])] == [[i + 1, 2 * i + 2], [i]]
+        assert total.tolist() == [i, 2 * i]
+
+    case.expect(captured=1)
+    assert on_host == [[[1, 2]]]
+
+
 @pytest.mark.parametrize("fails", ["wrong values", "an error"])
 def test_inputs_that_were_written_in_place_are_as_they_were_if_it_fails(
     case: Case, on_host: list[Any], monkeypatch: pytest.MonkeyPatch, fails: str
