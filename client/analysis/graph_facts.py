@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraphd.client.analysis.atomic_sums import atomic_outputs
@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pygraphd.client.backend.torch_private import CompiledFacts, PartitionMap
+
+
+@dataclass(slots=True)
+class BackwardFacts:
+    """Facts of the backward of a graph. It is compiled later than its forward, often at its own first call."""
+
+    returned_sizes: frozenset[int] | None = None
+    """See `CompiledFacts.returned_sizes`; None also until the backward is compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class GraphFacts:
     """Inputs of a backward that it may write and that nothing else sees."""
     unsteady: frozenset[int] = frozenset()
     """Outputs whose bits may differ from run to run; see `atomic_sums.py`."""
+    backward: BackwardFacts = field(default_factory=BackwardFacts)
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
         """Return the facts of a partition; without `maps`, the only partition has the inputs and outputs of the graph."""
@@ -58,11 +67,12 @@ class GraphFacts:
             else frozenset(at for at, each in enumerate(mine.inputs) if each is None or each in self.written),
             donated=frozenset(at for at, each in enumerate(mine.inputs) if each in self.donated),
             unsteady=_where(mine.outputs, self.unsteady),
+            backward=self.backward,
         )
 
 
-def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
-    """Return the facts of a compiled graph; None: its use of RNG state is not understood, so it can only run as KERNELS."""
+def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> GraphFacts | None:
+    """Return the facts of a compiled graph, with those of its `backward`; None: its use of RNG state is not understood, so it can only run as KERNELS."""
     state = RngState() if compiled.is_inference else rng_state_of(compiled.text)
     if state is None:
         return None
@@ -76,6 +86,7 @@ def facts_of(compiled: CompiledFacts) -> GraphFacts | None:
         written=_written(compiled),
         donated=compiled.donated_inputs or frozenset(),
         unsteady=atomic_outputs(compiled.text),
+        backward=backward or BackwardFacts(),
     )
 
 

@@ -27,7 +27,7 @@ from pygraphd.schema.reasons import ReasonCode, because
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
     from pygraphd.client.decisions.decision_service import Known
     from pygraphd.client.dispatch.shapes import Sizes
@@ -47,13 +47,14 @@ class CompiledGraph:
         facts: CompiledFacts,
         graphs: tuple[Graph, ...],
         known: Mapping[str, Known],
+        backward: BackwardFacts | None = None,
     ) -> None:
-        """Take one of `graphs` for each partition; `known` has the entries of the cache by digest."""
+        """Take one of `graphs` for each partition; `known` has the entries of the cache by digest, `backward` the facts of its backward."""
         self._context = context
         self._facts = replace(facts, text="", user_kernels="")  # long, and read already
         self._graphs = graphs
         self._known = known
-        self._beforehand = graph_facts.facts_of(facts)
+        self._beforehand = graph_facts.facts_of(facts, backward)
         """The facts of the graph before its first call; None: it has to run as KERNELS."""
         self._next = 0
 

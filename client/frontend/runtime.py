@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pygraphd.client.analysis.graph_facts import BackwardFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.common import log
 from pygraphd.client.common.report import Report
@@ -46,6 +47,7 @@ class Pair:
     """The options in force when the forward was compiled. A backward may be compiled at its first call, and its key must not differ."""
     leader_graph: str | None = None
     """The digest by which ranks elect the one that leads for both."""
+    backward: BackwardFacts = field(default_factory=BackwardFacts)
 
 
 class Runtime:
@@ -89,7 +91,9 @@ class Runtime:
             self.report.note_graph(**asdict(each), module=provenance.module_of(compiled), places=places)
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
         context = Context(self.decisions, self.options.sizes, self.devices.recordings, environment, role)
-        made = CompiledGraph(context, facts, graphs, known)
+        if facts.is_backward:
+            pair.backward.returned_sizes = facts.returned_sizes
+        made = CompiledGraph(context, facts, graphs, known, pair.backward)
         if not facts.is_backward:
             torch_private.note_ours(box)
         return made

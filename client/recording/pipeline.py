@@ -251,7 +251,7 @@ class Pipeline:
             self._report.count_failure,
             functools.partial(self._recapture, call, capture),
             dataclasses.replace(
-                self._facts, saved=_seen_by_nobody(self._facts.saved, capture.outputs, call.inputs)
+                self._facts, saved=_seen_by_nobody(self._facts, capture.outputs, call.inputs)
             ),
         )
         try:
@@ -456,7 +456,7 @@ def _why_not_bind(
     return None
 
 
-def _seen_by_nobody(saved: frozenset[int], outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
+def _seen_by_nobody(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
     """Return the saved outputs whose storages only the backward sees.
 
     Hooks may see all of them. A backward may compute a gradient in place in a saved output of the same size, and return it.
@@ -464,7 +464,12 @@ def _seen_by_nobody(saved: frozenset[int], outputs: Sequence[Any], inputs: Seque
     if torch_private.saves_by_hooks():
         return frozenset()
     gradients = {_size(each) for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad}
-    return frozenset(at for at in saved if _size(outputs[at]) not in gradients)
+    sizes = facts.backward.returned_sizes
+
+    def may_be_returned(output: Any) -> bool:
+        return _size(output) in gradients and (sizes is None or output.numel() in sizes)
+
+    return frozenset(at for at in facts.saved if not may_be_returned(outputs[at]))
 
 
 def _size(value: Any) -> tuple[Any, ...]:

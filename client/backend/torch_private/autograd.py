@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 from pygraphd.client.backend.torch_private.inductor import count_in_compilation, is_in_subgraph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _SAVED = "pygraph saved: "
 """Prefix of the counter that a graph has if outputs of it are saved for a backward; their indices follow, as JSON."""
@@ -29,6 +30,14 @@ _INPUTS = re.compile(r"^ *def call\(.*\bargs\):\n *(.+) = args$", re.MULTILINE)
 _SAME_MEMORY = re.compile(r"^ *(\w+) = (.*)# *(reuse|alias) *$", re.MULTILINE)
 """A line of generated code that gives the memory of one value to another, or a second name to it."""
 _NAME = re.compile(r"\w+")
+_FRESH = r"empty_strided|extern_kernels\.|torch\.ops\.aten\.convolution_backward\."
+"""The beginnings of calls that return new memory."""
+_ASSIGNMENT = re.compile(rf"^ *(\(?\w+(?:, *\w*)*\)?) = (?!{_FRESH})(?!.*partition)(.+)$", re.MULTILINE)
+"""A line of generated code that names a value, which may lie in the memory of any value that the line mentions."""
+_RETURN = re.compile(r"^ *return \((.*)\)$", re.MULTILINE)
+_SIGNATURE = re.compile(r"^ *def forward\(self, .*$", re.MULTILINE)
+_SIZED = re.compile(r'(\w+): "\w+\[([\d, ]*)\]')
+"""A tensor of known size in the signature of a printed graph."""
 _POOL = "alloc_from_pool("
 """Found in code whose memory is planned in another way, without lines as above."""
 
@@ -62,21 +71,53 @@ def donated_inputs(compiled: Any) -> frozenset[int] | None:
 
 def reused_inputs(code: str, donated: frozenset[int]) -> frozenset[int]:
     """Return those of the donated inputs whose memory generated code gives to other values; all of them if the code is not understood."""
-    functions, given = set(_FUNCTION.findall(code)), _INPUTS.search(code)
-    names = [each.strip() for each in given[1].strip(", ").split(",")] if given else []
-    others = {each for each in functions if not each.startswith("partition_")} - _NO_SUBGRAPHS
-    if others or len(names) <= max(donated) or _POOL in code:
+    names = _inputs(code)
+    if len(names) <= max(donated):
         return donated
-    same = [(made, _NAME.findall(of), comment) for made, of, comment in _SAME_MEMORY.findall(code)]
-    inputs: dict[str, set[str]] = {name: {name} for name in names}
-    before = 0
-    while before < (
-        before := sum(map(len, inputs.values()))
-    ):  # partitions stand before the code that calls them
-        for made, of, _ in same:
-            inputs.setdefault(made, set()).update(*(inputs.get(each, ()) for each in of))
+    same = [(made, of, comment) for made, of, comment in _SAME_MEMORY.findall(code)]
+    inputs = _followed(names, [(made, of) for made, of, _ in same])
     reused = set[str]().union(*(inputs[made] for made, _, comment in same if comment == "reuse"))
     return frozenset(index for index in donated if names[index] in reused)
+
+
+def returned_sizes(code: str, text: str) -> frozenset[int] | None:
+    """Return the numbers of elements of those inputs of a backward that its outputs may lie in; None if that is not known.
+
+    `text` is the printed graph, which has the sizes of the inputs.
+    """
+    names, signature = _inputs(code), _SIGNATURE.search(text)
+    returned = _RETURN.search(code, code.index(" call(")) if names else None
+    if signature is None or returned is None:
+        return None
+    made_of = [(each, of) for made, of in _ASSIGNMENT.findall(code) for each in _NAME.findall(made)]
+    inputs = _followed(names, made_of)
+    found = set[str]().union(*(inputs.get(each, ()) for each in _NAME.findall(returned[1])))
+    sizes = {
+        name: math.prod(map(int, filter(None, size.split(", "))))
+        for name, size in _SIZED.findall(signature[0])
+    }
+    return frozenset(sizes[name] for name in found) if found <= sizes.keys() else None
+
+
+def _inputs(code: str) -> list[str]:
+    """Return the names of the inputs in generated code; none if the code is not understood."""
+    functions, given = set(_FUNCTION.findall(code)), _INPUTS.search(code)
+    others = {each for each in functions if not each.startswith("partition_")} - _NO_SUBGRAPHS
+    if given is None or others or _POOL in code:
+        return []
+    return [each.strip() for each in given[1].strip(", ").split(",")]
+
+
+def _followed(names: Sequence[str], made_of: Sequence[tuple[str, str]]) -> dict[str, set[str]]:
+    """Return for each value the inputs that it may lie in; `made_of` has pairs of a value and the code that it is made of."""
+    inputs: dict[str, set[str]] = {name: {name} for name in names}
+    sources = [(made, _NAME.findall(of)) for made, of in made_of]
+    before = 0
+    # Again until nothing is added: partitions stand before the code that calls them.
+    while before < (before := sum(map(len, inputs.values()))):
+        for made, of in sources:
+            inputs.setdefault(made, set()).update(*(inputs.get(each, ()) for each in of))
+    return inputs
 
 
 def _kept(compiled: Any, prefix: str) -> frozenset[int] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend import vouched_operators
-from pygraphd.client.backend.torch_private.autograd import donated_inputs, saved_outputs
+from pygraphd.client.backend.torch_private.autograd import donated_inputs, returned_sizes, saved_outputs
 from pygraphd.client.backend.torch_private.inductor import cudagraphs_asked, inductor_config
 from pygraphd.client.backend.torch_private.operators import host_operators, overloads_in
 from pygraphd.client.backend.torch_private.partitions import (
@@ -69,6 +69,8 @@ class CompiledFacts:
     """The collectives that each partition calls; see `collectives_in`."""
     donated_inputs: frozenset[int] | None = None
     """The inputs of a backward in whose memory its kernels may write other values, by index; None: not known."""
+    returned_sizes: frozenset[int] | None = None
+    """The numbers of elements of those inputs of a backward that its outputs may lie in; None: not known."""
     is_split: bool = False
     """Whether PyGraph has had the graph split, so that no partition calls one of `host_operators`; see `split_graphs`."""
 
@@ -111,6 +113,7 @@ def facts(
         saved=saved_outputs(compiled),
         collectives=collectives_in(compiled.source_code, partitions),
         donated_inputs=donated_inputs(compiled) if graph_kwargs["is_backward"] else frozenset(),
+        returned_sizes=returned_sizes(compiled.source_code, text) if graph_kwargs["is_backward"] else None,
         is_split=is_split,
     )
 

@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
@@ -34,7 +35,7 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.trial_host import Relocating
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.torch
@@ -187,3 +188,32 @@ def test_a_pair_goes_with_the_box_of_its_graphs(session: Runtime) -> None:
     del box, pair
 
     assert gone() is None
+
+
+def test_a_forward_learns_of_its_backward_when_that_is_compiled(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts: list[tuple[bool, GraphFacts | None]] = []
+
+    def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        made = session.compiled_graph(compiled, graph_kwargs)
+        assert made is not None
+        facts.append((graph_kwargs["is_backward"], made._beforehand))
+        original()
+
+    uninstall = torch_private.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    weight = torch.randn(6, 8, requires_grad=True)
+    try:
+        torch._dynamo.reset()
+        for scale in (2.0, 3.0):
+            torch.compile(lambda x, scale=scale: weight * torch.cumsum(x, 0) * scale)(
+                torch.randn(6, 8)
+            ).sum().backward()
+    finally:
+        uninstall()
+        torch._dynamo.reset()
+
+    forwards = [each for is_backward, each in facts if each is not None and not is_backward]
+    assert [is_backward for is_backward, _ in facts] == [False, True] * 2
+    assert [each.backward.returned_sizes for each in forwards] == [frozenset({48})] * 2
+    assert forwards[0].backward is not forwards[1].backward

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import LayoutMismatch
 from tests.support.recording_case import Case, case
@@ -130,6 +130,23 @@ def test_what_may_become_a_gradient_has_a_storage_of_its_own(case: Case, size: i
         outputs = run([case.floats(float(n), 0.0), other])
     expect(outputs, 4.0)
     assert len({*storages(outputs)}) == (COUNT + 1 if size == 2 else 2)
+
+
+@pytest.mark.parametrize(
+    ("returned", "storages_of_saved"), [(None, COUNT + 1), (frozenset({2}), COUNT + 1), (frozenset({3}), 2)]
+)
+def test_what_the_backward_is_known_not_to_return_becomes_no_gradient(
+    case: Case, returned: frozenset[int] | None, storages_of_saved: int
+) -> None:
+    """The backward may be compiled after the forward has run, but before it is recorded."""
+    backward = BackwardFacts()
+    run = case.made(forward, GraphFacts(saved=frozenset(range(1, COUNT + 2)), backward=backward))
+    for n in range(1, 5):
+        other = case.floats(0.0, 0.0).requires_grad_()
+        outputs = run([case.floats(float(n), 0.0), other])
+        backward.returned_sizes = returned
+    expect(outputs, 4.0)
+    assert len({*storages(outputs)}) == storages_of_saved
 
 
 # --- which outputs these are --------------------------------------------------------------------------------------
