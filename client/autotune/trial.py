@@ -114,7 +114,8 @@ class Trial:
         self._schedule = Schedule(only)
         self._sampler = Sampler(candidates.device_index)
         self._before = self._schedule.deployment
-        """The deployment of the call before. When it changes, the allocator's cache holds memory in sizes that fit the other one."""
+        """The deployment of the call before. Where it changes, the allocator's cache holds memory in sizes that fit the other one, and BLAS
+        libraries hold workspaces that a GRAPH does not use."""
         self._waited = 0
         self._calls = 0
         self._ms = 0.0
@@ -146,7 +147,8 @@ class Trial:
         sample = self._guarded(lambda: self._sampler.start(deployment))
         if deployment is not self._before:
             self._before = deployment
-            self._guarded(self._candidates.relocate.empty_cache)
+            is_graph, relocate = deployment is Deployment.GRAPH, self._candidates.relocate
+            self._guarded(relocate.trim if is_graph else relocate.empty_cache)
         result = run(inputs)
         counts = self._schedule.take(steady=self._candidates.relocate.prepared == prepared)
         if sample is not None:

@@ -140,6 +140,8 @@ class CudaRecorder:
         self._threads = threading.local()
         self._current_device, self.in_capture = torch_private.current_device(), torch_private.in_capture()
         self._is_only_device = torch.cuda.device_count() == 1
+        self._most_reserved = 0
+        """The most bytes that PyTorch had reserved when free memory was about to be given back."""
         self.next_check_at = 0.0
         """The time of `time.monotonic` before which no result check begins on this device; `result_check.py` sets it."""
 
@@ -305,7 +307,10 @@ class CudaRecorder:
         if any(EXPANDABLE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
             return 0  # PyTorch then has no pools with an allocator of their own
         used = torch.cuda.max_memory_allocated(self.device)
-        return SPARE_ADDRESSES * used if used >= ADDRESSES_FROM else 0
+        suffices = max(
+            SPARE_ADDRESSES * used, self._most_reserved
+        )  # the program may have set the first one back
+        return suffices if suffices >= SPARE_ADDRESSES * ADDRESSES_FROM else 0
 
     def free_bytes(self) -> int:
         """Return how many bytes a recording may allocate now, from PyTorch's cache or the device."""
@@ -345,7 +350,9 @@ class CudaRecorder:
 
     def empty_cache(self) -> None:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""
-        free = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        reserved = torch.cuda.memory_reserved(self.device)
+        self._most_reserved = max(self._most_reserved, reserved)
+        free = reserved - torch.cuda.memory_allocated(self.device)
         if free > MAX_CACHED_BYTES and not self.why_not():
             workspaces.empty_cache()
 

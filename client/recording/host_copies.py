@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.recording.stand_ins import MAX_SMALL, bytes_of
+from pygraphd.client.recording.stand_ins import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from pygraphd.client.recording.alias_sets import InputGroups
 
+MIN_BYTES = 1 << 20
+"""Smaller inputs are copied on the device."""
 MIN_HOST_BYTES = 32 << 20
 """With fewer bytes in the large inputs that a graph writes, these are copied on the device: it raises the peak by little."""
 MAX_HOST_BYTES = 2 << 30
@@ -29,7 +31,7 @@ def for_host(
     chosen = [
         (group, span)
         for group, span in groups
-        if span.size > MAX_SMALL
+        if span.size > MIN_BYTES
         and all(index in donated for index, _ in group.members)
         and inputs[group.members[0][0]].device == device
     ]

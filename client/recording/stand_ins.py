@@ -23,7 +23,7 @@ from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, alignment
 
 NO_CONSTRAINTS = LayoutConstraints()
 
-MAX_SMALL = 1 << 20
+MAX_SMALL = 64 << 10
 """Largest size in bytes of inputs that are always copied, and whose stand-ins have memory of their own. Copying hundreds of these is quick."""
 ALIASED_FROM = 32 << 20
 """Where the inputs above `MAX_SMALL` have this many bytes together, their stand-ins are addresses of `AliasedMemory`."""

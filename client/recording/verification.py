@@ -28,7 +28,6 @@ from pygraphd.client.recording.comparison import (
 from pygraphd.client.recording.digest import Digest, checksum, digest_of, unequal
 from pygraphd.client.recording.host_copies import HostCopies
 from pygraphd.client.recording.stand_ins import (
-    MAX_SMALL,
     bytes_of,
     copies_of,
     groups_of,
@@ -59,6 +58,8 @@ An embedding does not count from the end: stand-ins for inputs that may be indic
 
 JOINED_BYTES = 256 << 20
 """Adjacent memory is filled and compared in pieces of at most 256 MiB; a comparison needs an eighth of a piece as memory."""
+MAX_KEPT = 1 << 20
+"""Largest size in bytes of copies of inputs that are kept where others are compared by their digests."""
 KEPT_BYTES = 8 << 20
 """Bytes of the outputs, smallest first, that are kept where others are compared by their digests."""
 WROTE_TO_INPUT = "verification: it writes to an input that it is only to read"
@@ -172,7 +173,7 @@ class Verification:
                 continue
             if index < count and (index in self._undefined or not value.numel()):
                 values[index] = Digest(form(value), None)
-            elif index >= count and index not in in_place and (index in in_full or value.nbytes <= MAX_SMALL):
+            elif index >= count and index not in in_place and (index in in_full or value.nbytes <= MAX_KEPT):
                 continue  # it has memory of its own
             elif index in in_full:
                 values[index] = _clone(value)

@@ -36,6 +36,7 @@ class Partition:
         self.ran: list[Deployment] = []
         self._makes_at = makes_at
         self.emptied_before: list[int] = []
+        self.trimmed_before: list[int] = []
         self.gpu_us = 100.0
         self.graph_us = 20.0
 
@@ -56,7 +57,7 @@ class Partition:
         self.emptied_before.append(len(self.ran))
 
     def trim(self) -> None:
-        pass
+        self.trimmed_before.append(len(self.ran))
 
     def close(self) -> None:
         pass
@@ -99,7 +100,7 @@ def test_a_decision_takes_two_dozen_calls(machine: Machine) -> None:
     assert decide(trial.measurements()).final
 
 
-def test_memory_in_sizes_of_the_other_deployment_is_given_back_when_the_deployment_changes(
+def test_memory_of_the_other_deployment_is_given_back_when_the_deployment_changes(
     machine: Machine,
 ) -> None:
     partition = Partition(machine)
@@ -107,8 +108,9 @@ def test_memory_in_sizes_of_the_other_deployment_is_given_back_when_the_deployme
     run(partition, trial_of(partition))
 
     changes = [at for at in range(1, len(partition.ran)) if partition.ran[at] is not partition.ran[at - 1]]
-    assert len(changes) >= 2
-    assert partition.emptied_before == changes
+    assert {GRAPH, KERNELS} == {partition.ran[at] for at in changes}
+    assert partition.emptied_before == [at for at in changes if partition.ran[at] is KERNELS]
+    assert partition.trimmed_before == [at for at in changes if partition.ran[at] is GRAPH]
 
 
 def test_what_later_calls_need_not_do_is_no_sample(machine: Machine) -> None:

@@ -58,7 +58,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecord
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(CudaRecorder, "_why_not", lambda _: why_not)
     made = CudaRecorder.__new__(CudaRecorder)
-    made.device = torch.device("cpu")
+    made.device, made._most_reserved = torch.device("cpu"), 0
     return made
 
 
@@ -190,17 +190,26 @@ class Taken:
 
 
 @pytest.mark.parametrize(
-    ("used", "setting", "addresses"),
+    ("used", "reserved", "setting", "addresses"),
     [
-        (64 << 20, "", 128 << 20),
-        ((64 << 20) - 1, "", 0),
-        (64 << 20, "backend:native,expandable_segments:True", 0),
+        (64 << 20, 0, "", 128 << 20),
+        ((64 << 20) - 1, 0, "", 0),
+        (64 << 20, 64 << 20, "", 128 << 20),
+        (1 << 20, 200 << 20, "", 200 << 20),
+        (1 << 20, 100 << 20, "", 0),
+        (64 << 20, 64 << 20, "backend:native,expandable_segments:True", 0),
     ],
+    ids=["allocated", "too few", "both", "peak set back", "too few reserved", "no pools"],
 )
 def test_large_programs_get_addresses_where_the_allocator_can_hand_them_out(
-    monkeypatch: pytest.MonkeyPatch, used: int, setting: str, addresses: int
+    monkeypatch: pytest.MonkeyPatch, used: int, reserved: int, setting: str, addresses: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: used)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: used)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
+    made = recorder(monkeypatch, None)
+    for each in (reserved, 0):
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _, each=each: each)
+        made.empty_cache()
 
-    assert recorder(monkeypatch, None).addresses_for_capture() == addresses
+    assert made.addresses_for_capture() == addresses

@@ -29,7 +29,7 @@ def by_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare all values by digests, however small."""
     monkeypatch.setattr(pipeline, "DIGESTS_FROM", 0)
     monkeypatch.setattr(verification, "KEPT_BYTES", 0)
-    monkeypatch.setattr(verification, "MAX_SMALL", 0)
+    monkeypatch.setattr(verification, "MAX_KEPT", 0)
 
 
 @pytest.mark.parametrize("begin", [0, 3])
@@ -177,7 +177,7 @@ def test_a_wrong_recording_is_refused(case: Case, what: str) -> None:
 @pytest.fixture
 def on_host(case: Case, by_digests: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Have replays write inputs in place, however small; return the copies of each on the host."""
-    monkeypatch.setattr(host_copies, "MAX_SMALL", 0)
+    monkeypatch.setattr(host_copies, "MIN_BYTES", 0)
     monkeypatch.setattr(host_copies, "MIN_HOST_BYTES", 1)
     case.recorder.peak = 0
     made = list[Any]()
