@@ -87,8 +87,9 @@ class Runtime:
         role = self.groups.role(pair.leader_graph, graphs, environment)
         self.report.count(graphs=len(graphs))
         places = [*dict.fromkeys(_PLACE.findall(facts.text))][:8]
-        for each in graphs:
-            self.report.note_graph(**asdict(each), module=provenance.module_of(compiled), places=places)
+        module = provenance.module_of(compiled)
+        for each, count in zip(graphs, facts.launches, strict=True):
+            self.report.note_graph(**asdict(each), module=module, places=places, launches=count or None)
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
         context = Context(self.decisions, self.options.sizes, self.devices.recordings, environment, role)
         if facts.is_backward:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 _NONE = Facts()
+_WHOLE = "L['self']"
 _VARIABLE = re.compile(r"^[LG]\['(\w+)'\]")
 _OF_TORCH = re.compile(r"/(?:site|dist)-packages/|/torch/")
 
@@ -51,6 +52,8 @@ class Row:
     def module(self) -> str:
         """The path of the module, as the user writes it."""
         path = self.facts.module.replace("/", ".")
+        if path == _WHOLE:
+            return "the whole module"
         return _VARIABLE.sub(lambda match: "" if match[1] == "self" else match[1], path).lstrip(".")
 
     @property
@@ -63,6 +66,16 @@ class Row:
     def is_graph(self) -> bool:
         """Whether it runs as GRAPH."""
         return self.ran.deployment is Deployment.GRAPH
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its kernels are in a GRAPH: it may be one that is not recorded yet."""
+        return self.is_graph and self.facts.nodes is not None
+
+    @property
+    def kernels(self) -> int | None:
+        """The number of its kernels: those of its recording, or else those that its generated code calls."""
+        return self.facts.launches if self.facts.nodes is None else self.facts.nodes
 
     @property
     def reason(self) -> str:
@@ -96,6 +109,24 @@ class Row:
     def _ms(self, deployment: Deployment) -> float | None:
         us = self.call_us.get(deployment)
         return None if us is None else us * self.calls / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """The kernels in a step. Of a graph that is not recorded, those count that its generated code calls; a call of a library is one."""
+
+    kernels_in_graphs: int
+    graphs: int
+    """The graphs that have these."""
+    graphs_not_recorded: int
+    """The graphs that will be recorded."""
+    kernels_outside: int
+    graphs_not_counted: int
+    """The graphs whose kernels are not known."""
+
+
+def _in_step(counts: Iterable[float]) -> int:
+    return round(math.fsum(counts))
 
 
 @dataclass(frozen=True)
@@ -144,29 +175,26 @@ class Report:
     def _known_ms(self) -> float:
         return math.fsum(each.step_ms or 0.0 for each in self.rows)
 
-    def kernels(self, *, in_graphs: bool) -> tuple[int, int, int]:
-        """Return kernels in a step, the graphs that have them, and the graphs whose kernels were not counted; in GRAPHs or outside."""
-        rows = [row for row in self.rows if row.is_graph is in_graphs]
-        counted = [row for row in rows if row.facts.nodes is not None]
-        kernels = math.fsum((row.facts.nodes or 0) * row.calls for row in counted)
-        graphs = math.fsum(row.calls for row in counted)
-        return round(kernels), round(graphs), round(math.fsum(row.calls for row in rows) - graphs)
+    @property
+    def coverage(self) -> Coverage:
+        """The kernels in a step, in GRAPHs and outside."""
+        inside = [row for row in self.rows if row.is_recorded]
+        outside = [row for row in self.rows if not row.is_recorded]
+        return Coverage(
+            _in_step((row.kernels or 0) * row.calls for row in inside),
+            _in_step(row.calls for row in inside),
+            _in_step(row.calls for row in outside if row.is_graph),
+            _in_step((row.kernels or 0) * row.calls for row in outside),
+            _in_step(row.calls for row in outside if row.kernels is None),
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON of `report --json`."""
-        within, graphs, unrecorded = self.kernels(in_graphs=True)
-        outside, _, uncounted = self.kernels(in_graphs=False)
         return {
             "schema": 1,
             "program": self.summary.program,
             "pid": self.summary.pid,
-            "coverage": {
-                "kernels_in_graphs": within,
-                "graphs": graphs,
-                "graphs_not_recorded": unrecorded,
-                "kernels_outside": outside,
-                "graphs_not_counted": uncounted,
-            },
+            "coverage": dataclasses.asdict(self.coverage),
             "gain": {
                 "without_ms": self.without_ms,
                 "with_ms": self.with_ms,
@@ -192,7 +220,7 @@ class Report:
             "module": row.module,
             "places": list(row.places),
             "operators": facts.operators,
-            "kernels": facts.nodes,
+            "kernels": row.kernels,
             "memory_bytes": facts.memory_bytes,
             "deployment": ran.deployment,
             "final": ran.final,
@@ -235,7 +263,7 @@ def _facts(known: dict[str, Facts], largest: dict[str, Facts], digest: str) -> F
     facts = known.get(digest, _NONE)
     if facts.whole:
         whole = known.get(facts.whole, _NONE)
-        inherited = ("partition", "partitions", "operators", "module", "places")
+        inherited = ("partition", "partitions", "operators", "module", "places", "launches")
         return dataclasses.replace(facts, **{name: getattr(whole, name) for name in inherited})
     if facts.nodes is None and (at_a_size := largest.get(digest)) is not None:
         return dataclasses.replace(facts, nodes=at_a_size.nodes, memory_bytes=at_a_size.memory_bytes)

@@ -45,7 +45,7 @@ svg .on { fill: #fff; font-weight: 600; } .axis { stroke: var(--soft); } .grid {
 .gain { stroke: var(--gain); stroke-width: 2.5; } .gain-dot { fill: var(--gain); } .cost { stroke: var(--cost); stroke-width: 2.5; stroke-dasharray: 8 4; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-size: .92em; }
 th, td { text-align: left; vertical-align: top; padding: .4rem .6rem; border-bottom: 1px solid var(--rule); }
-th { color: var(--soft); font-weight: 600; } td:first-child { white-space: nowrap; } .graph { min-width: 19rem; } .why { min-width: 14rem; } .n { text-align: right; font-variant-numeric: tabular-nums; }
+th { color: var(--soft); font-weight: 600; } td:first-child { white-space: nowrap; } .graph { min-width: 14rem; } .why { min-width: 11rem; } .n { text-align: right; font-variant-numeric: tabular-nums; }
 .chip { display: inline-block; width: .7em; height: .7em; border-radius: 2px; margin-right: .4em; }
 @media print {
   :root { color-scheme: light; --back: #fff; --ink: #000; --soft: #444; --rule: #bbb; --panel: #fff; --gain: #1f8a4c; --cost: #c2452f; }

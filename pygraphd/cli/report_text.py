@@ -33,24 +33,21 @@ def headline(report: Report) -> list[tuple[str, str]]:
 
 
 def _coverage(report: Report) -> str:
-    within, graphs, unrecorded = report.kernels(in_graphs=True)
-    outside, _, uncounted = report.kernels(in_graphs=False)
+    found = report.coverage
+    within, outside, graphs = found.kernels_in_graphs, found.kernels_outside, found.graphs
     if not report.rows:
         return "no graphs: the program compiled none"
-    if not graphs + unrecorded:
-        counted = f"; {render.plural(outside, 'kernel', 'kernels')} a step counted" if outside else ""
-        return f"none of {render.plural(len(report.rows), 'compiled graph', 'compiled graphs')} in a GRAPH{counted}"
-    text = (
-        f"{within} of {within + outside} kernels a step in {render.plural(graphs, 'graph', 'graphs')}"
-        if not uncounted
-        else f"{within} kernels a step in {render.plural(graphs, 'graph', 'graphs')}, {outside} outside"
-    )
-    more = (
-        f"; {render.plural(uncounted, 'more graph', 'more graphs')} as KERNELS, not counted"
-        if uncounted
-        else ""
-    )
-    return text + more + (f"; {unrecorded} not recorded yet" if unrecorded else "")
+    if graphs + found.graphs_not_recorded:
+        text = f"{within} of {within + outside} kernels a step in {render.plural(graphs, 'graph', 'graphs')}"
+    else:
+        text = f"none of {render.plural(len(report.rows), 'compiled graph', 'compiled graphs')} in a GRAPH"
+        text += f"; {render.plural(outside, 'kernel', 'kernels')} a step" if outside else ""
+    if found.graphs_not_recorded:
+        text += f"; {render.plural(found.graphs_not_recorded, 'more graph', 'more graphs')} not recorded yet"
+    if found.graphs_not_counted and within + outside:
+        uncounted = render.plural(found.graphs_not_counted, "graph has", "graphs have")
+        text += f"; {uncounted} kernels that are not counted"
+    return text
 
 
 def _gain(report: Report) -> str:
@@ -84,7 +81,7 @@ def cells(report: Report, number: int, row: Row) -> tuple[str, ...]:
         str(number),
         kind(row),
         row.ran.deployment + ("" if row.ran.final else "?"),
-        _UNKNOWN if row.facts.nodes is None else str(row.facts.nodes),
+        _UNKNOWN if row.kernels is None else str(row.kernels),
         _UNKNOWN if share is None else f"{share:.1%}",
         _UNKNOWN if saved is None else f"{saved:.3f}",
         _UNKNOWN if row.facts.memory_bytes is None else _mib(row.facts.memory_bytes),

@@ -37,8 +37,8 @@ class Facts:
     """The facts that a process noted of one graph; None or empty: it noted nothing.
 
     `whole` is the digest of the graph without sizes, for a graph at dynamic sizes. `module` is the path of the innermost module that has
-    all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording, and `memory_bytes`
-    what a replay allocates. `seen_at` and `decided_at` are seconds since the epoch.
+    all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording, `launches` that
+    of the kernels that its generated code calls, and `memory_bytes` what a replay allocates. `seen_at` and `decided_at` are seconds since the epoch.
     """
 
     whole: str = ""
@@ -48,13 +48,14 @@ class Facts:
     module: str = ""
     places: tuple[str, ...] = ()
     nodes: int | None = None
+    launches: int | None = None
     memory_bytes: int | None = None
     seen_at: float | None = None
     decided_at: float | None = None
     figures: tuple[Measurement, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("partition", "partitions", "operators", "nodes", "memory_bytes"):
+        for name in ("partition", "partitions", "operators", "nodes", "launches", "memory_bytes"):
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, maximum=MAX_COUNT)
         for name in ("seen_at", "decided_at"):

@@ -12,6 +12,7 @@ from pygraphd.client.backend.torch_private.operators import host_operators, over
 from pygraphd.client.backend.torch_private.partitions import (
     collectives_in,
     is_split_around,
+    launches_in,
     somebody_wraps_partitions,
 )
 
@@ -67,6 +68,8 @@ class CompiledFacts:
     """The outputs of a forward that are saved for its backward, by index; empty: not known."""
     collectives: tuple[frozenset[tuple[str, str]], ...] = ()
     """The collectives that each partition calls; see `collectives_in`."""
+    launches: tuple[int, ...] = ()
+    """For each partition, how many kernels its generated code calls; see `launches_in`."""
     donated_inputs: frozenset[int] | None = None
     """The inputs of a backward in whose memory its kernels may write other values, by index; None: not known."""
     returned_sizes: frozenset[int] | None = None
@@ -112,6 +115,7 @@ def facts(
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),
         collectives=collectives_in(compiled.source_code, partitions),
+        launches=launches_in(compiled.source_code, partitions),
         donated_inputs=donated_inputs(compiled) if graph_kwargs["is_backward"] else frozenset(),
         returned_sizes=returned_sizes(compiled.source_code, text) if graph_kwargs["is_backward"] else None,
         is_split=is_split,

@@ -6,6 +6,7 @@ import functools
 import importlib
 import re
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from pygraphd.client.backend.torch_private.operators import host_operators, over
 from pygraphd.client.backend.torch_private.passes import current_pass, is_added, is_for_export
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 def graphs_are_split() -> bool:
@@ -174,21 +175,41 @@ def collectives_in(source: str, partitions: int) -> tuple[frozenset[tuple[str, s
     if not any(f"torch.ops.{each}." in source for each in _OF_COLLECTIVES):
         return (frozenset[tuple[str, str]](),) * partitions  # at once, as for nearly all graphs
     found: dict[str, set[tuple[str, str]]] = {}
-    function = ""
-    for line in source.splitlines():
-        if line[:1].strip():
-            function = line.partition("(")[0]
-        for namespace, name in () if line.lstrip().startswith("#") else _CALL.findall(line):
+    for function, line in _code(source):
+        for namespace, name in _CALL.findall(line):
             if namespace in _OF_COLLECTIVES and not name.startswith("wait_"):
                 # The group is the last text among the arguments.
                 group = [*_TEXT.findall(line), ""][-2:][0]
                 found.setdefault(function, set()).add((f"{namespace}::{name}", group))
-    if "\ndef partition_0(" not in f"\n{source}":
+    if not _has_partitions(source):
         return (frozenset().union(*found.values()),) * partitions
     return tuple(frozenset(found.get(f"def partition_{each}", ())) for each in range(partitions))
+
+
+def launches_in(source: str, partitions: int) -> tuple[int, ...]:
+    """Return for each partition how many kernels its generated code calls, one for each call of a library."""
+    found = Counter(function for function, line in _code(source) if _LAUNCH.search(line))
+    if not _has_partitions(source):
+        return (found.total(),) * partitions
+    return tuple(found[f"def partition_{each}"] for each in range(partitions))
+
+
+def _code(source: str) -> Iterator[tuple[str, str]]:
+    """Yield each line of generated code that is no comment, with the beginning of the function or class that it is in."""
+    function = ""
+    for line in source.splitlines():
+        if line[:1].strip():
+            function = line.partition("(")[0]
+        if not line.lstrip().startswith("#"):
+            yield function, line
+
+
+def _has_partitions(source: str) -> bool:
+    return "\ndef partition_0(" in f"\n{source}"
 
 
 _OF_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor", "c10d", "c10d_functional", "symm_mem"})
 """Namespaces of the operators that wait for other ranks."""
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")
+_LAUNCH = re.compile(rf"\.run\(.*\bstream|\bextern_kernels\.\w+\(|{_CALL.pattern}")
 _TEXT = re.compile(r"'([^']*)'")

@@ -315,6 +315,24 @@ def test_the_collectives_of_each_partition_are_found(source: str, found: tuple[A
     assert partitions.collectives_in(source, 2) == tuple(map(frozenset, found))
 
 
+TRITON = "    triton_poi_fused_0.run(buf0, 64, stream=stream0)\n"
+LIBRARY = "    extern_kernels.mm(arg0, arg1, out=buf0)\n"
+NOTED = "    assert_size_stride(buf0, (4, ), (1, ), 'torch.ops.aten.sort.default')\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        (f"def partition_0(args):\n{TRITON}{LIBRARY}def partition_1(args):\n{REDUCE}{NOTED}", (2, 1)),
+        (f"def partition_0(args):\n{TRITON}def partition_1(args):\n    pass\nclass Runner:\n{LIBRARY}", (1, 0)),
+        (f"class Runner:\n    def call(self, args):\n    {TRITON}    #{LIBRARY}    {LIBRARY}", (2, 2)),
+        ("def run(x):\n    buf0 = empty_strided_cuda((4, ), (1, ), torch.float32)\n", (0, 0)),
+    ],
+)  # fmt: skip
+def test_the_kernels_that_each_partition_calls_are_counted(source: str, found: tuple[int, ...]) -> None:
+    assert partitions.launches_in(source, 2) == found
+
+
 def test_a_split_graph_comes_from_inductors_cache_as_one_and_only_to_who_wants_it(
     on_the_cpu: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

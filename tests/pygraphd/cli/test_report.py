@@ -44,8 +44,8 @@ def both(kernels_us: float, graph_us: float) -> list[Measurement]:
     ]
 
 
-def a_program() -> Written:
-    """Two equal layers, a graph with two sizes, and one that is not recorded."""
+def a_program(launches: int | None = 3) -> Written:
+    """Two equal layers, a graph with two sizes, and one that is not recorded, whose generated code calls `launches` kernels."""
     made = Written()
     layer, sized, custom = graph("a"), graph("b"), graph("c")
     made.note_graph(layer.digest, module=HOSTILE, places=["/x/train.py:7 in forward"], operators=9)
@@ -58,6 +58,7 @@ def a_program() -> Written:
         made.note_graph(sized.digest, (size,), nodes=nodes, memory_bytes=1)
         made.record_deployment(sized.at((size,)), HERE, FASTER, Source.MEASURED, measured=both(300.0, 100.0))
     why = only_kernels(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::rope"))
+    made.note_graph(custom.digest, launches=launches)
     made.record_deployment(custom, HERE, why, Source.RULE)
     made.measuring_ms, made.recording_ms = 1000.0, 400.0
     made.count_graph_break("Tensor.item() (train.py:3)")
@@ -81,9 +82,7 @@ def test_the_first_lines_say_what_is_known_of_a_step(tmp_path: Path, locations: 
     lines = dict(headline(made))
 
     # Two layers of 20 kernels, and the mean of 4 and 6 at the sizes.
-    assert (
-        lines["coverage"] == "45 kernels a step in 3 graphs, 0 outside; 1 more graph as KERNELS, not counted"
-    )
+    assert lines["coverage"] == "45 of 48 kernels a step in 3 graphs"
     assert lines["gain"] == "1.400 ms a step, 60.9%: 2.300 -> 0.900 ms (3 of 4 graphs measured)"
     assert lines["cost"] == (
         "1.40 s once (1.00 s measuring, 400.0 ms recording); paid back after 1000 steps; up to 3.0 MiB in a call"
@@ -93,6 +92,35 @@ def test_the_first_lines_say_what_is_known_of_a_step(tmp_path: Path, locations: 
     assert "at 8" in text
     assert "forward, 2 alike" in text
     assert "Tensor.item() (train.py:3)" in text
+
+
+def test_a_graph_whose_kernels_are_not_known_is_named_beside_the_coverage(
+    tmp_path: Path, locations: Locations
+) -> None:
+    made = read_back(a_program(launches=None), tmp_path, locations)
+    expected = "45 of 45 kernels a step in 3 graphs; 1 graph has kernels that are not counted"
+    assert dict(headline(made))["coverage"] == expected
+
+
+def test_kernels_of_a_graph_that_is_not_recorded_count_as_outside(
+    tmp_path: Path, locations: Locations
+) -> None:
+    written = Written()
+    for digit, decision in (("a", FASTER), ("b", only_kernels(Reason(ReasonCode.TOO_FEW_CALLS)))):
+        written.note_graph(digit * 64, launches=7, module="L['self']")
+        written.record_deployment(graph(digit), HERE, decision, Source.RULE)
+    made = read_back(written, tmp_path, locations)
+
+    assert made.as_json()["coverage"] == {
+        "kernels_in_graphs": 0,
+        "graphs": 0,
+        "graphs_not_recorded": 1,
+        "kernels_outside": 14,
+        "graphs_not_counted": 0,
+    }
+    coverage = dict(headline(made))["coverage"]
+    assert coverage == "0 of 14 kernels a step in 0 graphs; 1 more graph not recorded yet"
+    assert {row.module for row in made.rows} == {"the whole module"}
 
 
 def test_nothing_is_said_of_a_program_of_which_nothing_is_known(tmp_path: Path, locations: Locations) -> None:

@@ -78,6 +78,14 @@ def test_it_can_be_read_in_both_schemes_and_asks_for_nothing(
     assert [each for each in browser.events if each["method"] == "Log.entryAdded"] == []
 
 
+def test_no_column_of_the_table_is_cut_off(browser: Browser, page: Path) -> None:
+    browser.show(page, width=960, height=900, scheme="light")
+    shown, whole = browser.value(
+        '(({clientWidth, scrollWidth}) => [clientWidth, scrollWidth])(document.querySelector(".wide"))'
+    )
+    assert whole <= shown
+
+
 def test_the_bars_are_as_long_as_the_times(browser: Browser, page: Path, made: Report) -> None:
     browser.show(page, width=1280, height=900, scheme="light")
 
