@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,10 +78,10 @@ def entries(home: Home) -> int:
 
 
 @contextlib.contextmanager
-def with_daemon(path: Path) -> Iterator[Home]:
-    """Have a daemon in an empty home, and none when this ends."""
+def with_daemon(path: Path, **variables: str) -> Iterator[Home]:
+    """Have a daemon in an empty home, with more variables in its environment, and none when this ends."""
     path.mkdir(mode=0o700)
-    opened = Home(path)
+    opened = Home(path, variables)
     try:
         opened.start()
         yield opened
@@ -200,3 +201,21 @@ def test_what_was_imported_is_measured_anew_where_only_our_own_is_trusted(
     expect(again, hits=GRAPHS, misses=0, checked=0, measured=0)
     assert deployments(again) == deployments(said)
     assert entries(importer) == GRAPHS
+
+
+def test_what_was_shipped_is_used_at_once_and_checked(
+    tmp_path: Path, program: Program, exported: Exported
+) -> None:
+    """Nothing of it goes into the cache."""
+    shipped = tmp_path / "shipped"
+    shipped.mkdir(mode=0o700)
+    shutil.copy(exported.file, shipped / "gpu.jsonl")
+    with with_daemon(tmp_path / "home", PYGRAPHD_SHIPPED=str(shipped)) as home:
+        (said,) = program.train(home, "shipped", PYGRAPHD_SHIPPED=str(shipped))
+        found = entries(home)
+
+    disputed = said["disputed"]
+    expect(said, hits=GRAPHS, misses=0, checked=GRAPHS, measured=disputed, recorded=disputed)
+    assert sources(said) == {"measured" if disputed else "cache"}
+    assert disputed or deployments(said) == exported.deployments
+    assert found == disputed

@@ -33,6 +33,28 @@ def test_addresses_share_little_memory() -> None:
     aliased.close()
 
 
+def test_outputs_of_a_capture_on_addresses_do_not_count_as_allocated() -> None:
+    size = 32 << 20
+    device = torch.device("cuda", 0)
+    recorder = CudaRecorder(driver.load(), 0)
+    addresses = AliasedMemory(recorder.driver, device, 8 * size)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+
+    made = recorder.capture(
+        lambda _: [torch.full((size,), number, dtype=torch.uint8, device=device) for number in range(3)],
+        [],
+        addresses=addresses,
+    )
+
+    assert [each.numel() for each in made.outputs] == [size] * 3
+    assert len({each.data_ptr() for each in made.outputs}) == 3
+    assert all(addresses.whole.data_ptr() <= each.data_ptr() < addresses.free.end for each in made.outputs)
+    assert torch.cuda.memory_allocated() - before < size
+    made.discard(recorder.driver)
+    addresses.close()
+
+
 def test_a_bound_of_memory_holds_for_what_is_recorded() -> None:
     free = CudaRecorder(driver.load(), 0).free_bytes()
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
+from pygraphd.client.replay.replay import Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +77,43 @@ def test_a_training_whose_forward_is_told_a_number_of_the_cpu(watched: Watched, 
         torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-3, atol=1e-4)
     watched.expect()
     assert watched.report.counts["captured"] >= 2, watched.reasons()
+
+
+def blocks(count: int) -> torch.nn.Sequential:
+    """Return convolutions, each with a batch normalisation, which saves as many numbers as its gradients have."""
+    torch.manual_seed(0)
+    made = torch.nn.Sequential()
+    for _ in range(count):
+        made.extend([torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU()])
+    return made.cuda()
+
+
+def test_statistics_that_are_saved_lie_together_and_gradients_apart(
+    watched: Watched, mode: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    count = 6
+    module, expected = blocks(count), blocks(count)
+    run = torch.compile(module, mode=mode)
+    kept = []
+    for _ in range(STEPS):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.randn(4, 8, 16, 16, device="cuda")
+        for each, call in ((module, run), (expected, expected)):
+            each.zero_grad(set_to_none=True)
+            call(x).square().mean().backward()
+        mine = [each.grad for each in module.parameters() if each.grad is not None]
+        right = [each.grad for each in expected.parameters() if each.grad is not None]
+        torch.testing.assert_close(mine, right, rtol=2e-3, atol=2e-4)
+        assert len({each.untyped_storage().data_ptr() for each in mine}) == len(mine)
+        assert all(each.untyped_storage().nbytes() == each.nbytes for each in mine)
+        kept.append(mine[-2:])
+    assert watched.report.counts["captured"] >= 2, watched.reasons()
+    assert len({each.data_ptr() for pair in kept for each in pair}) == 2 * len(kept)
+    layouts = [each.layout for each in gc.get_objects() if type(each) is Replay]
+    forwards = [each for each in layouts if each.saves_together and len(each.outputs.all) > 2 * count]
+    assert forwards
+    assert all(len(each.memories) < count for each in forwards)
 
 
 class Offloaded:
