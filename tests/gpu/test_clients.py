@@ -46,8 +46,11 @@ def test_all_programs_are_run_here() -> None:
 def run(name: str, mode: str, folder: Path, **variables: str) -> dict[str, Any]:
     """Return the result of a program, which has to end well."""
     plain = {key: value for key, value in os.environ.items() if not key.startswith("PYGRAPH")}
+    # Hugging Face's Trainer takes all GPUs that it sees, by threads in which PyTorch compiles nothing.
+    seen = plain.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     environ = {
         **plain,
+        "CUDA_VISIBLE_DEVICES": ",".join(seen if name in TWO_GPUS else seen[:1]),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TORCHINDUCTOR_COMPILE_THREADS": "2",

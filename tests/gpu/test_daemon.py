@@ -207,7 +207,7 @@ def test_what_was_shipped_is_used_at_once_and_checked(
     tmp_path: Path, program: Program, exported: Exported
 ) -> None:
     """Nothing of it goes into the cache."""
-    shipped = tmp_path / "shipped"
+    shipped = tmp_path / "exports"
     shipped.mkdir(mode=0o700)
     shutil.copy(exported.file, shipped / "gpu.jsonl")
     with with_daemon(tmp_path / "home", PYGRAPHD_SHIPPED=str(shipped)) as home:
