@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.team
 
+LATE_S = 6.0
+"""Three times the limit of `Member.give_up_soon`."""
 _INSERT = b"INTO pygraphd.measurement"
 
 
@@ -93,6 +95,30 @@ def test_a_server_that_falls_silent_in_the_middle(
     proxy.be_well()
     home.wait_until_published()
     _expect_published_once(shared, "a", "b")
+
+
+def test_answers_that_come_after_the_limit_are_no_answers(
+    shared: TeamDatabase, proxy: TcpProxy, member: Callable[[str], Member]
+) -> None:
+    """As behind a proxy that answers after 30 s, where the limit is 10. What was written is done, though nobody has heard of it in time."""
+    home = member(shared.url(PUBLISHER, proxy.port))
+    home.give_up_soon()
+    home.start()
+    home.record("a")
+    home.wait_until_published()
+
+    proxy.delay_s = LATE_S
+    home.record("b")
+    home.wait_for_problem("no answer within")
+    for number in range(30):
+        assert home.lookup(f"missing{number}") == []
+        home.record(f"found{number}")
+    assert home.team["queued"] == 31
+
+    proxy.be_well()
+    home.wait_until_published()
+    _expect_published_once(shared, "a", "b", *(f"found{number}" for number in range(30)))
+    assert home.team["problem"] == ""
 
 
 def test_a_slow_server_is_waited_for(
