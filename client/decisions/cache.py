@@ -98,8 +98,8 @@ class Cache:
             return
         request = RecordRequest(environment, self._origin, tuple(records))
         body = messages.encode(request)
-        answer = self._exchange(messages.RECORD_PATH, body, RecordAnswer)
-        if answer is not None and answer.environment == environment.digest():
+        answer = self._exchange(messages.RECORD_PATH, body, RecordAnswer, environment.digest())
+        if answer is not None:
             self._report.count(recorded=answer.stored)
         else:
             self._spool(body, request)
@@ -109,19 +109,15 @@ class Cache:
         if self._readonly:
             return None  # others are not to wait for an answer that will not come
         request = LeaseRequest(environment.digest(), self._holder, tuple(graphs))
-        answer = self._exchange(messages.LEASE_PATH, messages.encode(request), LeaseAnswer)
-        return answer if answer is not None and answer.environment == request.environment else None
+        return self._exchange(messages.LEASE_PATH, messages.encode(request), LeaseAnswer, request.environment)
 
     def _ask(self, request: LookupRequest) -> tuple[Entry, ...] | None:
-        answer = self._exchange(messages.LOOKUP_PATH, messages.encode(request), LookupAnswer)
-        if answer is None:
-            return None
-        if answer.environment != request.environment:
-            self._fail("daemon: answered for another environment")
-            return None
-        return answer.entries
+        answer = self._exchange(
+            messages.LOOKUP_PATH, messages.encode(request), LookupAnswer, request.environment
+        )
+        return None if answer is None else answer.entries
 
-    def _exchange(self, target: str, body: bytes, kind: type[_Answer]) -> _Answer | None:
+    def _exchange(self, target: str, body: bytes, kind: type[_Answer], environment: str) -> _Answer | None:
         answer = self._send(target, body)
         if answer is None:
             return None
@@ -129,6 +125,9 @@ class Cache:
             read = messages.decode(kind, answer)
         except InvalidMessageError:
             self._fail("daemon: answer not understood")
+            return None
+        if read.environment != environment:
+            self._fail("daemon: answered for another environment")
             return None
         self._report.daemon_version = read.version
         return read

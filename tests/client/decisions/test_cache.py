@@ -19,6 +19,7 @@ from pygraphd.schema.messages import (
     Decision,
     Deployment,
     Entry,
+    LeaseAnswer,
     LookupAnswer,
     Measurement,
     Message,
@@ -97,6 +98,24 @@ def test_an_answer_for_another_environment_or_graph_is_dropped(places: Locations
     report = Report()
 
     assert Cache(places, "host", report).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert dict(report.failures) == {"daemon: answered for another environment": 1}
+
+
+def test_an_acknowledgement_for_another_environment_is_none(places: Locations, peers: list[Peer]) -> None:
+    peers.append(Peer(places.socket, http(RecordAnswer("d" * 64, "9.9", 1))))
+    report = Report()
+
+    Cache(places, "host", report).record(ENVIRONMENT, [RECORD])
+
+    assert (report.counts["recorded"], report.counts["spooled"]) == (0, 1)
+    assert dict(report.failures) == {"daemon: answered for another environment": 1}
+
+
+def test_a_lease_for_another_environment_is_none(places: Locations, peers: list[Peer]) -> None:
+    peers.append(Peer(places.socket, http(LeaseAnswer("d" * 64, "9.9", (GRAPH,), 5.0))))
+    report = Report()
+
+    assert Cache(places, "host", report).lease(ENVIRONMENT, [GRAPH]) is None
     assert dict(report.failures) == {"daemon: answered for another environment": 1}
 
 
