@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.home_daemons import processes_of, wait_for_end
 from tests.support.user_program import TRAINING, Run, digests
 
 if TYPE_CHECKING:
@@ -198,6 +200,43 @@ def test_a_forked_child_compiles_with_a_session_of_its_own(run: Run) -> None:
 
     assert outcome.output == "0\n"
     assert outcome.summary["graphs"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_child_of_multiprocessing_compiles_with_a_session_of_its_own(
+    run: Run, tmp_path: Path, method: str
+) -> None:
+    """It is a new Python, which imports the program, or a fork of one; `multiprocessing` ends the latter without what `atexit` knows."""
+    program = f"""
+    import multiprocessing, os, pygraphd, torch
+    def compile_another():
+        print(torch.compile(lambda x: x.t() @ x)(torch.ones(2, 2)).tolist(), os.getpid(), flush=True)
+        if {method == "forkserver"}:
+            pygraphd.disable()  # closes the session
+    if __name__ == "__main__":
+        torch.compile(lambda x: x @ x)(torch.ones(2, 2))
+        child = multiprocessing.get_context({method!r}).Process(target=compile_another)
+        child.start()
+        child.join()
+        print(child.exitcode, os.getpid())
+    """
+    outcome = run(program, PYGRAPHD_HOME=str(tmp_path / "home"))
+
+    child, parent = (line.rsplit(maxsplit=1) for line in outcome.output.splitlines())
+    assert (child[0], parent[0]) == ("[[2.0, 2.0], [2.0, 2.0]]", "0")
+    of_child = json.loads((tmp_path / "1" / f"summary.json.{child[1]}").read_text())
+    recorded = {}
+    for pid, summary in ((parent[1], outcome.summary), (child[1], of_child)):
+        assert (summary["graphs"], summary["looked_up"], summary["spooled"]) == (1, 1, 1)
+        (file,) = (tmp_path / "home" / "spool").glob(f"*-{pid}.json")
+        (record,) = json.loads(file.read_text())["records"]
+        (decision,) = summary["decisions"]
+        recorded[pid] = record["graph"]["digest"]
+        assert decision["graph"] == recorded[pid]
+    assert len(set(recorded.values())) == 2
+    for process in processes_of(tmp_path / "home"):
+        wait_for_end(process)  # as those end that torch and `multiprocessing` have started
 
 
 @pytest.mark.parametrize(

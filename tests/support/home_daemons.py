@@ -1,4 +1,4 @@
-"""The daemons of a test's home, found by the environment that they were started with, and their end."""
+"""The daemons and other processes of a test's home, found by the environment that they were started with, and their end."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ HANGS_S = 60.0
 
 def daemons_of(home: Path) -> list[int]:
     """Return the pids of all daemons of a home, also of those that do not listen, and of those that a program has started by itself."""
+    return processes_of(home, b"\0start\0")
+
+
+def processes_of(home: Path, word: bytes = b"") -> list[int]:
+    """Return the pids of all processes that were started with a home in their environment, and with a word in their command line."""
     own = f"={home}\0".encode()
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            is_daemon = b"\0start\0" in (folder / "cmdline").read_bytes()
-            if is_daemon and own in (folder / "environ").read_bytes():
+            if word in (folder / "cmdline").read_bytes() and own in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
     return found
 
@@ -33,14 +37,20 @@ def end_daemons_of(home: Path) -> None:
 
 def kill(pid: int) -> None:
     """Kill a process and return when it has ended, though nobody may have waited for it."""
+    wait_for_end(pid, signal.SIGKILL)
+
+
+def wait_for_end(pid: int, sent: signal.Signals | None = None) -> None:
+    """Return when a process has ended, which may have been sent a signal for that."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(process, signal.SIGKILL)
+        if sent is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, sent)
         ended, _, _ = select.select([process], [], [], HANGS_S)
-        assert ended, f"process {pid} was killed and is still there"
+        assert ended, f"process {pid} should have ended and is still there"
     finally:
         os.close(process)

@@ -4,7 +4,10 @@ import contextlib
 import io
 import json
 import os
+import pty
+import re
 import sqlite3
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -165,6 +168,34 @@ def test_inspect(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     listing = json.loads(capsys.readouterr().out)
     assert [entry["gpu"] for entry in listing["entries"]] == ["NVIDIA A100"]
     assert listing["schema"] == 1
+
+
+def test_a_terminal_gets_lines_that_fit_and_with_wide_those_of_a_pipe(filled: Locations) -> None:
+    environ = {**os.environ, "COLUMNS": "80"}
+
+    def listed(*words: str, terminal: bool = True) -> list[str]:
+        reader, writer = pty.openpty() if terminal else os.pipe()
+        try:
+            command = [sys.executable, "-m", "pygraphd", "cache", "inspect", *words]
+            assert subprocess.run(command, stdout=writer, env=environ, check=False).returncode == 0
+            return os.read(reader, 1 << 16).decode().splitlines()  # few lines, so they fit the buffer
+        finally:
+            os.close(reader)
+            os.close(writer)
+
+    narrow = listed()
+    assert len(narrow) == 1 + 2 * 3  # a header, and two lines for each entry
+    assert max(map(len, narrow)) <= 80
+    wide = listed("--wide")
+    assert len(wide) == 1 + 3
+    assert min(map(len, wide)) > 80
+    assert {"PART", "SIZES", "REASON"} <= set(wide[0].split()) - set(narrow[0].split())
+    for other in (listed("-w"), listed(terminal=False), listed("--wide", terminal=False)):
+        assert list(map(_without_ages, other)) == list(map(_without_ages, wide))
+
+
+def _without_ages(line: str) -> list[str]:
+    return [re.sub(r"^\d+(\.\d+)?[smhd]+", "AGE", word) for word in line.split()]
 
 
 def test_inspect_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:

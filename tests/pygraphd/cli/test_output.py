@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ COMMANDS = {
     "config show": 0,
     "systemd-units": 0,
     "report SUMMARY": 0,
+    "doctor": 1,
+    "doctor SUMMARY": 1,
     "cache inspect": 0,
     "cache inspect --json": 0,
     "cache show GRAPH": 0,
@@ -51,9 +54,10 @@ COMMANDS = {
 }
 """Each with its exit code where standard output is in order."""
 ELSEWHERE = {
-    "start", "stop", "restart", "run", "doctor", "cache export", "team init",
+    "start", "stop", "restart", "run", "cache export", "team init",
 }  # fmt: skip
-"""Commands that act on processes or other servers, and the one whose output is data: other tests have these."""
+"""Commands that act on the daemon (`tests/daemon/test_output.py`) or other servers, the one that becomes a program, and the one
+whose output is data: other tests have these."""
 LATE = (
     "cli.commands",
     "cli.status",
@@ -62,6 +66,8 @@ LATE = (
     "cli.render_explanations",
     "cli.writing",
     "cli.report_html",
+    "cli.doctor_text",
+    "cli.doctor_probe",
 )
 
 
@@ -72,6 +78,8 @@ def commands(
     for module in LATE:  # once, and not in every fork
         importlib.import_module(f"pygraphd.{module}")
     monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
+    (tmp_path / "torch.py").write_text("import os; os._exit(7)")  # the doctor's checks fail, and at once
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with Store(locate().database) as store:
         store.record(make_request("a", "b"), uid=0)
     locate().log.write_text("a line\n")
@@ -149,6 +157,25 @@ def test_output_that_is_closed_is_wanted_by_nobody(commands: dict[str, int], tmp
     assert ended == {words: (code, "") for words, code in commands.items()}
 
 
+@pytest.mark.parametrize("end", [">/dev/full", ">&-", "| :"])
+def test_a_program_that_is_run_ends_as_it_does_by_itself(tmp_path: Path, end: str) -> None:
+    """Its output is its own: what becomes of it is for Python to say, in the words that it has for it."""
+    script = tmp_path / "program.py"
+    script.write_text("import time\nfor _ in range(100_000):\n    print('some text')\nraise SystemExit(5)\n")
+    environ = {**os.environ, "PYGRAPHD_HOME": str(tmp_path), "PYTHONUNBUFFERED": ""}
+
+    def ended(*words: str) -> tuple[int, str]:
+        shell = ["/bin/bash", "-o", "pipefail", "-c", f'"$@" {end}', "bash", sys.executable]
+        done = subprocess.run(
+            [*shell, *words, str(script)], env=environ, capture_output=True, text=True, check=False
+        )
+        return done.returncode, done.stderr
+
+    by_itself = ended()
+    assert ended("-m", "pygraphd", "run", "--") == by_itself
+    assert (by_itself[0] == 5) is (end == ">&-")
+
+
 def test_a_home_that_cannot_be_looked_into_is_one_line(
     commands: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +186,8 @@ def test_a_home_that_cannot_be_looked_into_is_one_line(
 
     assert {words: said for words, said in ended.items() if said[0] == 120} == {}  # a traceback
     assert ended["status"][0] == 2  # the settings lie there, too
+    in_its_checks = [ended.pop(words) for words in commands if words.startswith("doctor")]
+    assert in_its_checks == [(1, "")] * 2
     assert all(said.count("\n") <= 1 and "long" in said for code, said in ended.values() if code)
 
 

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from configparser import ConfigParser
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,11 +13,65 @@ from pygraphd.cli.systemd import units, units_text
 from pygraphd.errors import UsageError
 from pygraphd.schema.locations import locate
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCUMENTED = {
+    "Unit": {"Description", "Documentation", "Requires", "Wants", "BindsTo", "PartOf", "After", "Before"},
+    "Socket": {"ListenStream", "SocketMode", "DirectoryMode", "Accept", "Service", "RemoveOnStop", "Backlog"},
+    "Service": {
+        *("Type", "ExecStart", "ExecReload", "ExecStop", "Restart", "RestartSec", "WorkingDirectory"),
+        *("Environment", "UMask", "NoNewPrivileges", "KillMode", "TimeoutStopSec", "Nice"),
+    },
+    "Install": {"WantedBy", "RequiredBy", "Also", "Alias"},
+}
+"""Names in systemd.unit(5), systemd.socket(5), systemd.service(5) and systemd.exec(5); systemd ignores a name that it does not know."""
+
 
 def read(text: str) -> ConfigParser:
-    parser = ConfigParser(interpolation=None)
+    parser = ConfigParser(interpolation=None, strict=False)  # a name may come again
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(text)
     return parser
+
+
+@pytest.mark.parametrize("name", ["home", 'a b 100% $x\\t"q"'])
+def test_systemd_finds_nothing_wrong(tmp_path: Path, name: str) -> None:
+    """By systemd's own verifier where there is one: it reads the units, and looks for the program and for the units that they name."""
+    verifier = shutil.which("systemd-analyze")
+    if verifier is None:
+        pytest.skip("needs systemd-analyze (systemd)")
+    environ = {"PYGRAPHD_HOME": str(tmp_path / name)}
+    files = []
+    for unit, text in units(locate(environ), environ).items():
+        files.append(tmp_path / unit)
+        files[-1].write_text(text)
+    done = subprocess.run(
+        [verifier, "--user", "verify", *files],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = [line for line in f"{done.stdout}{done.stderr}".splitlines() if "pygraphd" in line]
+    assert (done.returncode, told) == (0, [])
+
+
+def test_units_have_only_what_systemd_knows() -> None:
+    environ = {"PYGRAPHD_HOME": "/a", "XDG_CACHE_HOME": "/b", "XDG_CONFIG_HOME": "/c"}
+    texts = units(locate(environ), environ)
+    for name, text in texts.items():
+        parser = read(text)
+        kind = name.rpartition(".")[2].capitalize()
+        assert parser.sections() == ["Unit", kind, "Install"]
+        for section in parser.sections():
+            assert set(parser[section]) <= DOCUMENTED[section]
+    service, socket = read(texts["pygraphd.service"]), read(texts["pygraphd.socket"])
+    for word in ("Requires", "After"):
+        assert service["Unit"][word] == "pygraphd.socket"
+    assert service["Install"]["Also"] == "pygraphd.socket"
+    assert socket["Install"]["WantedBy"] == "sockets.target"
+    assert texts["pygraphd.service"].count("\nEnvironment=") == 3
 
 
 def test_the_socket_is_where_programs_look() -> None:
