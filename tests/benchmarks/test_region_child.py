@@ -49,7 +49,7 @@ def test_what_was_measured_can_be_written(tmp_path: Path) -> None:
     answer = tmp_path / "answer.json"
     torch._dynamo.reset()
 
-    code = region_child.main(["mlp-training", "kernels", str(answer)])
+    code = region_child.main(["three-ops", "kernels", str(answer)])
 
     found = json.loads(answer.read_text())
     assert code == 0

@@ -30,7 +30,7 @@ def run(
 
 def test_two_peers_twice(tmp_path: Path) -> None:
     done, result = run(
-        tmp_path / "result.json", "--workloads", "mlp-training", "--variants", "eager,default",
+        tmp_path / "result.json", "--workloads", "three-ops", "--variants", "eager,default",
         "--repetitions", "2", "--caches", "shared",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

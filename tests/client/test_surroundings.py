@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.warm_python import WarmPython
 
-    from tests.support.warm_python import WarmPython
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.torch
 
 LIMIT_S = 600
 TREES = "torch._inductor.cudagraph_trees"
+UNBUFFERED = "PYTHONUNBUFFERED"
 
 # Matrix products alone: Inductor calls the library for them, and no C++ compiler takes its seconds.
 PROGRAM = """
@@ -76,6 +77,22 @@ def inductor(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("inductor")
 
 
+@pytest.fixture(scope="module")
+def python(warm_python: WarmPython) -> Iterator[WarmPython]:
+    """Return what runs programs whose output is buffered, as it is for most users.
+
+    Where this process's is not, the one for all tests would start a Python for each program.
+    """
+    if UNBUFFERED not in os.environ:
+        yield warm_python
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(UNBUFFERED)
+        started = WarmPython()
+        yield started
+        started.close()
+
+
 def run_anew(
     flags: tuple[str, ...],
     program: str,
@@ -100,7 +117,7 @@ def run_anew(
 
 
 @pytest.fixture
-def run(tmp_path: Path, inductor: Path, warm_python: WarmPython) -> Run:
+def run(tmp_path: Path, inductor: Path, python: WarmPython) -> Run:
     def run_once(
         *,
         before: str = "",
@@ -117,11 +134,7 @@ def run(tmp_path: Path, inductor: Path, warm_python: WarmPython) -> Run:
         )
         summary = tmp_path / "summary.json"
         variables = {
-            **{
-                name: value
-                for name, value in os.environ.items()
-                if "PYGRAPH" not in name and name != "PYTHONUNBUFFERED"
-            },
+            **{name: value for name, value in os.environ.items() if "PYGRAPH" not in name},
             "PYGRAPHD_HOME": str(tmp_path / "home"),
             "PYGRAPHD_AUTOSTART": "0",
             "PYGRAPH_SUMMARY": str(summary),
@@ -131,7 +144,7 @@ def run(tmp_path: Path, inductor: Path, warm_python: WarmPython) -> Run:
         }
         kept = {name: value for name, value in variables.items() if value is not None}
         if not flags and prepare is None:
-            done = warm_python.run(["-c", program], kept, tmp_path, LIMIT_S, stderr)
+            done = python.run(["-c", program], kept, tmp_path, LIMIT_S, stderr)
         else:
             done = run_anew(flags, program, kept, tmp_path, stderr, prepare)
         left = json.loads(summary.read_text()) if summary.exists() else None

@@ -42,12 +42,15 @@ def run(sandbox: Sandbox, home: Path, *arguments: Path, pygraph: bool = True, **
         TORCH_DEVICE_BACKEND_AUTOLOAD=str(int(pygraph)),
         **more,
     )
-    site = str(Path(torch.__file__).parents[1])
-    start = [] if pygraph else ["-I", "-S", "-c", WITHOUT_PYGRAPH, site]
-    command = [sys.executable, *start, str(program), *map(str, arguments)]
     home.mkdir(mode=0o700, exist_ok=True)
-    subprocess.run(command, env=environ, check=True, timeout=RUN_TIMEOUT_S)
-    summary: dict[str, Any] = json.loads((home / "summary.json").read_text()) if pygraph else {}
+    if not pygraph:
+        start = ["-I", "-S", "-c", WITHOUT_PYGRAPH, str(Path(torch.__file__).parents[1])]
+        command = [sys.executable, *start, str(program), *map(str, arguments)]
+        subprocess.run(command, env=environ, check=True, timeout=RUN_TIMEOUT_S)
+        return {}
+    ended = sandbox.python.run([program, *arguments], environ, Path.cwd(), RUN_TIMEOUT_S)
+    assert ended.returncode == 0, ended.stderr
+    summary: dict[str, Any] = json.loads((home / "summary.json").read_text())
     return summary
 
 

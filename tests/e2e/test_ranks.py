@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.patience import patient
+from tests.e2e.conftest import RUN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Sandbox
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon]
 
-PROGRAM = Path(__file__).with_name("programs") / "ranks.py"
+PROGRAMS = Path(__file__).with_name("programs")
 WORLD = 4
 
 
@@ -25,32 +23,13 @@ def run(sandbox: Sandbox, name: str, **variables: str) -> tuple[list[str], list[
     """Run all ranks; return what each has printed, and their summaries."""
     folder = sandbox.home / name
     folder.mkdir()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, str(rank), str(WORLD), folder / "meeting"],
-            env=patient(
-                sandbox.environment(
-                    PYGRAPH_SUMMARY=str(folder / f"summary.{rank}"),
-                    CUDA_VISIBLE_DEVICES="",
-                    OMP_NUM_THREADS="1",
-                    **variables,
-                )
-            ),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        ended = [each.communicate(timeout=600) for each in ranks]
-    finally:
-        for each in ranks:
-            each.kill()
-    assert [each.returncode for each in ranks] == [0] * WORLD, ended
+    environ = sandbox.environment(CUDA_VISIBLE_DEVICES="", **variables)
+    command: list[str | Path] = [PROGRAMS / "forked_ranks.py", PROGRAMS / "ranks.py", str(WORLD), folder]
+    ended = sandbox.python.run(command, environ, Path.cwd(), RUN_TIMEOUT_S, patient=True)
+    assert ended.returncode == 0, ended.stderr
+    printed = [(folder / f"out.{rank}").read_text() for rank in range(WORLD)]
     said = [folder / f"summary.{rank}" for rank in range(WORLD)]
-    return [out for out, _ in ended], [json.loads(each.read_text()) for each in said if each.exists()]
+    return printed, [json.loads(each.read_text()) for each in said if each.exists()]
 
 
 def decisions(summary: dict[str, Any]) -> dict[str, str]:
@@ -61,6 +40,7 @@ def decisions(summary: dict[str, Any]) -> dict[str, str]:
 def test_one_rank_asks_the_daemon_for_all_and_losses_are_those_without_us(sandbox: Sandbox) -> None:
     sandbox.start_daemon()
     plain, none = run(sandbox, "plain")
+    assert all(each.startswith("step 0: loss ") for each in plain)
     assert none == []
 
     for name in ("cold", "warm"):

@@ -32,6 +32,8 @@ import torch._inductor.scheduler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+torch._inductor.codecache.torch_key()  # hashes the sources of PyTorch, once for all forks
+
 PATIENT = Path(__file__).parent / "patient" / "sitecustomize.py"
 BEFORE_THE_HOOK = "torch._inductor.compile_fx"
 

@@ -165,7 +165,7 @@ def edit(value: torch.Tensor) -> None:
 
 @pytest.mark.slow
 @given(kept(), steps, takes, st.sampled_from([torch.float32, torch.float16, torch.int64, torch.complex64]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bits_stay_what_they_are(
     standing_in: None, values: Tensors, steps: list[Any], takes: list[Any], dtype: torch.dtype
 ) -> None:

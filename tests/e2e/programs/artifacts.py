@@ -10,7 +10,7 @@ if load.exists():
     loaded = torch.compiler.load_cache_artifacts(load.read_bytes())
     assert loaded is not None
     print(f"loaded {sorted(loaded.artifacts)}")
-model = torch.compile(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()))
+model = torch.compile(torch.nn.Linear(8, 8, bias=False))  # needs no C++ compiler
 for _ in range(4):
     model(torch.ones(4, 8)).sum().backward()
 saved = torch.compiler.save_cache_artifacts()

@@ -13,22 +13,24 @@ from torch import nn
 class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32))
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x)
 
 
 class Scorer(nn.Module):
+    """Matrix products alone: no C++ compiler takes its seconds for them."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(32, 8)
-        self.second = nn.Linear(8, 1)
+        self.first = nn.Linear(32, 8, bias=False)
+        self.second = nn.Linear(8, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.first(x))
+        x = self.first(x)
         torch._dynamo.graph_break()
-        return torch.tanh(self.second(x)).squeeze(-1)
+        return self.second(x).squeeze(-1)
 
 
 def options() -> argparse.Namespace:
