@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import CompiledFacts, PartitionMap
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BackwardFacts:
     """Facts of the backward of a graph. It is compiled later than its forward, often at its own first call."""
 

@@ -43,8 +43,8 @@ class Relocating(Protocol):
     def kernels(self) -> Runnable | None:
         """Runs calls as KERNELS where these may have to make the recording; None: any callable may run them."""
 
-    def empty_cache(self) -> None:
-        """Return the free memory of PyTorch's allocator to the device if there is much of it."""
+    def empty_cache(self, *, workspaces: bool = False) -> None:
+        """Return the free memory of PyTorch's allocator to the device if there is much of it, with the workspaces of BLAS libraries."""
 
     def trim(self) -> None:
         """Return free memory and the workspaces of BLAS libraries to the device."""

@@ -147,8 +147,8 @@ class Trial:
         sample = self._guarded(lambda: self._sampler.start(deployment))
         if deployment is not self._before:
             self._before = deployment
-            is_graph, relocate = deployment is Deployment.GRAPH, self._candidates.relocate
-            self._guarded(relocate.trim if is_graph else relocate.empty_cache)
+            empty_cache = self._candidates.relocate.empty_cache
+            self._guarded(lambda: empty_cache(workspaces=deployment is Deployment.GRAPH))
         result = run(inputs)
         counts = self._schedule.take(steady=self._candidates.relocate.prepared == prepared)
         if sample is not None:

@@ -90,6 +90,7 @@ class Runtime:
         module = provenance.module_of(compiled)
         for each, count in zip(graphs, facts.launches, strict=True):
             self.report.note_graph(**asdict(each), module=module, places=places, launches=count or None)
+        self.report.note_graph(graphs[0].digest, launches_between=facts.launches_between)
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
         context = Context(self.decisions, self.options.sizes, self.devices.recordings, environment, role)
         if facts.is_backward:

@@ -348,8 +348,10 @@ class CudaRecorder:
             return False
         return True
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, *, with_workspaces: bool = False) -> None:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""
+        if with_workspaces and not self.why_not():
+            workspaces.clear()
         reserved = torch.cuda.memory_reserved(self.device)
         self._most_reserved = max(self._most_reserved, reserved)
         free = reserved - torch.cuda.memory_allocated(self.device)

@@ -459,7 +459,7 @@ def _why_not_bind(
 def _seen_by_nobody(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
     """Return the saved outputs whose storages only the backward sees.
 
-    Hooks may see all of them. A backward may compute a gradient in place in a saved output of the same size, and return it.
+    Hooks may see all of them. A backward may compute a gradient in place in a saved output, mostly of the same size, and return it.
     """
     if torch_private.saves_by_hooks():
         return frozenset()
@@ -467,7 +467,7 @@ def _seen_by_nobody(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[
     sizes = facts.backward.returned_sizes
 
     def may_be_returned(output: Any) -> bool:
-        return _size(output) in gradients and (sizes is None or output.numel() in sizes)
+        return _size(output) in gradients if sizes is None else output.numel() in sizes
 
     return frozenset(at for at in facts.saved if not may_be_returned(outputs[at]))
 

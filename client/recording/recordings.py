@@ -348,10 +348,10 @@ class Recordings:
         if self._recorded():
             self._trim()
 
-    def empty_cache(self) -> None:
-        """Give free memory back if there is much of it. Raises nothing."""
+    def empty_cache(self, *, workspaces: bool = False) -> None:
+        """Give free memory back if there is much of it, with the workspaces of BLAS libraries. Raises nothing."""
         with guarded(self._report, "giving memory back"):
-            self._recorder.empty_cache()
+            self._recorder.empty_cache(with_workspaces=workspaces)
 
     def _trim(self) -> None:
         # A CUDA error of the user's work must surface in the user's own call.

@@ -184,7 +184,8 @@ class Report:
             _in_step((row.kernels or 0) * row.calls for row in inside),
             _in_step(row.calls for row in inside),
             _in_step(row.calls for row in outside if row.is_graph),
-            _in_step((row.kernels or 0) * row.calls for row in outside),
+            _in_step((row.kernels or 0) * row.calls for row in outside)
+            + _in_step(row.facts.launches_between * row.calls for row in self.rows),
             _in_step(row.calls for row in outside if row.kernels is None),
         )
 
@@ -263,7 +264,15 @@ def _facts(known: dict[str, Facts], largest: dict[str, Facts], digest: str) -> F
     facts = known.get(digest, _NONE)
     if facts.whole:
         whole = known.get(facts.whole, _NONE)
-        inherited = ("partition", "partitions", "operators", "module", "places", "launches")
+        inherited = (
+            "partition",
+            "partitions",
+            "operators",
+            "module",
+            "places",
+            "launches",
+            "launches_between",
+        )
         return dataclasses.replace(facts, **{name: getattr(whole, name) for name in inherited})
     if facts.nodes is None and (at_a_size := largest.get(digest)) is not None:
         return dataclasses.replace(facts, nodes=at_a_size.nodes, memory_bytes=at_a_size.memory_bytes)

@@ -38,7 +38,8 @@ class Facts:
 
     `whole` is the digest of the graph without sizes, for a graph at dynamic sizes. `module` is the path of the innermost module that has
     all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording, `launches` that
-    of the kernels that its generated code calls, and `memory_bytes` what a replay allocates. `seen_at` and `decided_at` are seconds since the epoch.
+    of the kernels that its generated code calls, `launches_between` of those between partitions, for the first one, and `memory_bytes` what a
+    replay allocates. `seen_at` and `decided_at` are seconds since the epoch.
     """
 
     whole: str = ""
@@ -49,13 +50,22 @@ class Facts:
     places: tuple[str, ...] = ()
     nodes: int | None = None
     launches: int | None = None
+    launches_between: int = 0
     memory_bytes: int | None = None
     seen_at: float | None = None
     decided_at: float | None = None
     figures: tuple[Measurement, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("partition", "partitions", "operators", "nodes", "launches", "memory_bytes"):
+        for name in (
+            "partition",
+            "partitions",
+            "operators",
+            "nodes",
+            "launches",
+            "launches_between",
+            "memory_bytes",
+        ):
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, maximum=MAX_COUNT)
         for name in ("seen_at", "decided_at"):

@@ -117,7 +117,7 @@ class Relocating:
         self.refusal = self._will_refuse
         return "launched" if self.refusal else "relocated"
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, *, workspaces: bool = False) -> None:
         pass
 
     def trim(self) -> None:

@@ -349,7 +349,7 @@ class HostRecorder:
     def why_not(self) -> str | None:
         return self.refuses
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, *, with_workspaces: bool = False) -> None:
         self.emptied_before.append(self.captures)
 
     def trim(self) -> None:

@@ -103,7 +103,7 @@ class Relocating:
         self.prepared += self.calls == 2
         return "relocated"
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, *, workspaces: bool = False) -> None:
         pass
 
     def trim(self) -> None:

@@ -30,10 +30,11 @@ _INPUTS = re.compile(r"^ *def call\(.*\bargs\):\n *(.+) = args$", re.MULTILINE)
 _SAME_MEMORY = re.compile(r"^ *(\w+) = (.*)# *(reuse|alias) *$", re.MULTILINE)
 """A line of generated code that gives the memory of one value to another, or a second name to it."""
 _NAME = re.compile(r"\w+")
-_FRESH = r"empty_strided|extern_kernels\.|torch\.ops\.aten\.convolution_backward\."
-"""The beginnings of calls that return new memory."""
-_ASSIGNMENT = re.compile(rf"^ *(\(?\w+(?:, *\w*)*\)?) = (?!{_FRESH})(?!.*partition)(.+)$", re.MULTILINE)
+_ASSIGNMENT = re.compile(r"^ *(\(?\w+(?:, *\w*)*\)?) = (?!self\.partitions\[)(.+)$", re.MULTILINE)
 """A line of generated code that names a value, which may lie in the memory of any value that the line mentions."""
+_NEW = re.compile(r"empty_strided\w*\(|extern_kernels\.\w+\(")
+"""The beginnings of calls that return new memory, beside operators whose schemas say so."""
+_OPERATOR = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)\(")
 _RETURN = re.compile(r"^ *return \((.*)\)$", re.MULTILINE)
 _SIGNATURE = re.compile(r"^ *def forward\(self, .*$", re.MULTILINE)
 _SIZED = re.compile(r'(\w+): "\w+\[([\d, ]*)\]')
@@ -85,11 +86,16 @@ def returned_sizes(code: str, text: str) -> frozenset[int] | None:
 
     `text` is the printed graph, which has the sizes of the inputs.
     """
-    names, signature = _inputs(code), _SIGNATURE.search(text)
-    returned = _RETURN.search(code, code.index(" call(")) if names else None
+    names, given, signature = _inputs(code), _INPUTS.search(code), _SIGNATURE.search(text)
+    returned = _RETURN.search(code, given.end()) if names and given is not None else None
     if signature is None or returned is None:
         return None
-    made_of = [(each, of) for made, of in _ASSIGNMENT.findall(code) for each in _NAME.findall(made)]
+    made_of = [
+        (each, of)
+        for made, of in _ASSIGNMENT.findall(code)
+        if not _is_new(of)
+        for each in _NAME.findall(made)
+    ]
     inputs = _followed(names, made_of)
     found = set[str]().union(*(inputs.get(each, ()) for each in _NAME.findall(returned[1])))
     sizes = {
@@ -97,6 +103,19 @@ def returned_sizes(code: str, text: str) -> frozenset[int] | None:
         for name, size in _SIZED.findall(signature[0])
     }
     return frozenset(sizes[name] for name in found) if found <= sizes.keys() else None
+
+
+def _is_new(expression: str) -> bool:
+    """Return whether generated code calls what returns new memory."""
+    called = _OPERATOR.match(expression)
+    return _NEW.match(expression) is not None or (called is not None and _returns_new(called[1], called[2]))
+
+
+@functools.cache
+def _returns_new(name: str, overload: str) -> bool:
+    """Return whether an operator of PyTorch's returns no alias of an argument."""
+    operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
+    return operator is not None and all(each.alias_info is None for each in operator._schema.returns)
 
 
 def _inputs(code: str) -> list[str]:

@@ -70,6 +70,8 @@ class CompiledFacts:
     """The collectives that each partition calls; see `collectives_in`."""
     launches: tuple[int, ...] = ()
     """For each partition, how many kernels its generated code calls; see `launches_in`."""
+    launches_between: int = 0
+    """How many kernels generated code calls between partitions."""
     donated_inputs: frozenset[int] | None = None
     """The inputs of a backward in whose memory its kernels may write other values, by index; None: not known."""
     returned_sizes: frozenset[int] | None = None
@@ -93,6 +95,7 @@ def facts(
     )
     is_split = bool(refusal) and _is_split_by_us(compiled, operators)
     partitions = _partitions(compiled) if is_split or not refusal else 1
+    launches, between = launches_in(compiled.source_code, partitions)
     return CompiledFacts(
         text=text,
         user_kernels=compiled.source_code if "triton_kernel_wrapper" in text else "",
@@ -115,7 +118,8 @@ def facts(
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),
         collectives=collectives_in(compiled.source_code, partitions),
-        launches=launches_in(compiled.source_code, partitions),
+        launches=launches,
+        launches_between=between,
         donated_inputs=donated_inputs(compiled) if graph_kwargs["is_backward"] else frozenset(),
         returned_sizes=returned_sizes(compiled.source_code, text) if graph_kwargs["is_backward"] else None,
         is_split=is_split,

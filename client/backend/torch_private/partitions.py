@@ -186,12 +186,12 @@ def collectives_in(source: str, partitions: int) -> tuple[frozenset[tuple[str, s
     return tuple(frozenset(found.get(f"def partition_{each}", ())) for each in range(partitions))
 
 
-def launches_in(source: str, partitions: int) -> tuple[int, ...]:
-    """Return for each partition how many kernels its generated code calls, one for each call of a library."""
+def launches_in(source: str, partitions: int) -> tuple[tuple[int, ...], int]:
+    """Return how many kernels generated code calls, one for each call of a library: in each partition, and between them."""
     found = Counter(function for function, line in _code(source) if _LAUNCH.search(line))
-    if not _has_partitions(source):
-        return (found.total(),) * partitions
-    return tuple(found[f"def partition_{each}"] for each in range(partitions))
+    if not _has_partitions(source) or f"\ndef partition_{partitions}(" in source:
+        return (found.total(),) * partitions, 0
+    return tuple(found[f"def partition_{each}"] for each in range(partitions)), found["class Runner:"]
 
 
 def _code(source: str) -> Iterator[tuple[str, str]]:
@@ -211,5 +211,8 @@ def _has_partitions(source: str) -> bool:
 _OF_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor", "c10d", "c10d_functional", "symm_mem"})
 """Namespaces of the operators that wait for other ranks."""
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")
-_LAUNCH = re.compile(rf"\.run\(.*\bstream|\bextern_kernels\.\w+\(|{_CALL.pattern}")
+_LAUNCH = re.compile(
+    r"\.run\(.*\bstream|\bextern_kernels\.\w+\(|\baten\.\w+_\(|\.copy_\("
+    r"|\btorch\.ops\.\w+\.(?!wait_|view_as_)\w+(?:\.\w+)?\("
+)
 _TEXT = re.compile(r"'([^']*)'")

@@ -193,7 +193,7 @@ class Relocating:
     def __call__(self, inputs: list[Any]) -> None:
         self._run()
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, *, workspaces: bool = False) -> None:
         pass
 
     def trim(self) -> None:

@@ -36,7 +36,8 @@ class Partition:
         self.ran: list[Deployment] = []
         self._makes_at = makes_at
         self.emptied_before: list[int] = []
-        self.trimmed_before: list[int] = []
+        self.cleared_before: list[int] = []
+        """The calls before which workspaces went, too."""
         self.gpu_us = 100.0
         self.graph_us = 20.0
 
@@ -53,11 +54,11 @@ class Partition:
         self.machine.launch(self.kernels_us, self.gpu_us)
         return "kernels"
 
-    def empty_cache(self) -> None:
-        self.emptied_before.append(len(self.ran))
+    def empty_cache(self, *, workspaces: bool = False) -> None:
+        (self.cleared_before if workspaces else self.emptied_before).append(len(self.ran))
 
     def trim(self) -> None:
-        self.trimmed_before.append(len(self.ran))
+        raise AssertionError("nothing is decided yet")
 
     def close(self) -> None:
         pass
@@ -110,7 +111,7 @@ def test_memory_of_the_other_deployment_is_given_back_when_the_deployment_change
     changes = [at for at in range(1, len(partition.ran)) if partition.ran[at] is not partition.ran[at - 1]]
     assert {GRAPH, KERNELS} == {partition.ran[at] for at in changes}
     assert partition.emptied_before == [at for at in changes if partition.ran[at] is KERNELS]
-    assert partition.trimmed_before == [at for at in changes if partition.ran[at] is GRAPH]
+    assert partition.cleared_before == [at for at in changes if partition.ran[at] is GRAPH]
 
 
 def test_what_later_calls_need_not_do_is_no_sample(machine: Machine) -> None:

@@ -69,7 +69,7 @@ class Relocating:
         self._calls += 1
         return "relocated"
 
-    def empty_cache(self) -> None:
+    def empty_cache(self, *, workspaces: bool = False) -> None:
         pass
 
     def trim(self) -> None:

@@ -185,6 +185,11 @@ def test_the_inputs_are_known_that_outputs_of_a_backward_lie_in(
         (RETURNS.replace("buf3 = three; del three", "buf3 = torch.ops.aten.view_as_real.default(one)"), TEXT, {15}),
         (RETURNS.replace("buf3 = three; del three", "buf3 = extern_kernels.mm(one, three)"), TEXT, set()),
         (RETURNS.replace("(buf0, reinterpret_tensor(buf3, (), ())", "(buf0, one"), TEXT, {15}),
+        (RETURNS.replace("buf3 = three; del three", "buf3 = torch.ops.mylib.roll.default(one)"), TEXT, {15}),
+        (RETURNS.replace("buf3 = three; del three", "buf3 = torch.ops.aten.sort.default(one)"), TEXT, set()),
+        (RETURNS.replace("three", "partition_rows"), TEXT.replace("three", "partition_rows"), {1}),
+        (RETURNS.replace("three", "empty_strided_like"), TEXT.replace("three", "empty_strided_like"), {1}),
+        ("# as a call( of tl\n    return (x + 1)\n" + RETURNS, TEXT, {1}),
         (RETURNS, TEXT.replace('three: "i64[]"', 'three: "i64[s0]"'), None),
         (RETURNS, "", None),
         (CODE, TEXT, None),
@@ -193,7 +198,8 @@ def test_the_inputs_are_known_that_outputs_of_a_backward_lie_in(
         (RETURNS + "    buf4 = alloc_from_pool(pool0, 0)", TEXT, None),
     ],
     ids=[
-        "reused", "through a partition", "item", "operator", "new memory", "input", "unknown size",
+        "reused", "through a partition", "item", "view", "new memory", "input", "custom operator", "operator",
+        "name like a partition's", "name like a call", "kernel's text", "unknown size",
         "no graph", "no outputs", "no wrapper", "subgraph", "planned memory",
     ],
 )  # fmt: skip

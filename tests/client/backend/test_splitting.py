@@ -317,19 +317,24 @@ def test_the_collectives_of_each_partition_are_found(source: str, found: tuple[A
 
 TRITON = "    triton_poi_fused_0.run(buf0, 64, stream=stream0)\n"
 LIBRARY = "    extern_kernels.mm(arg0, arg1, out=buf0)\n"
+WRITE = "    aten.index_put_(buf0, [arg1], arg2, True)\n"
+COPY = "    buf0.copy_(arg0, False)\n"
 NOTED = "    assert_size_stride(buf0, (4, ), (1, ), 'torch.ops.aten.sort.default')\n"
 
 
 @pytest.mark.parametrize(
     ("source", "found"),
     [
-        (f"def partition_0(args):\n{TRITON}{LIBRARY}def partition_1(args):\n{REDUCE}{NOTED}", (2, 1)),
-        (f"def partition_0(args):\n{TRITON}def partition_1(args):\n    pass\nclass Runner:\n{LIBRARY}", (1, 0)),
-        (f"class Runner:\n    def call(self, args):\n    {TRITON}    #{LIBRARY}    {LIBRARY}", (2, 2)),
-        ("def run(x):\n    buf0 = empty_strided_cuda((4, ), (1, ), torch.float32)\n", (0, 0)),
+        (f"def partition_0(args):\n{TRITON}{LIBRARY}def partition_1(args):\n{REDUCE}{WAIT}{NOTED}", ((2, 1), 0)),
+        (f"def partition_0(args):\n{TRITON}def partition_1(args):\n{WRITE}class Runner:\n{LIBRARY}", ((1, 1), 1)),
+        (f"def partition_0(args):\n{TRITON}def partition_1(args):\n{WRITE}def partition_2(args):\n{COPY}", ((3, 3), 0)),
+        (f"class Runner:\n    def call(self, args):\n    {TRITON}    #{LIBRARY}    {LIBRARY}", ((2, 2), 0)),
+        ("def run(x):\n    buf0 = empty_strided_cuda((4, ), (1, ), torch.float32)\n", ((0, 0), 0)),
     ],
 )  # fmt: skip
-def test_the_kernels_that_each_partition_calls_are_counted(source: str, found: tuple[int, ...]) -> None:
+def test_the_kernels_that_each_partition_calls_are_counted(
+    source: str, found: tuple[tuple[int, ...], int]
+) -> None:
     assert partitions.launches_in(source, 2) == found
 
 

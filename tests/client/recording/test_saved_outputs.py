@@ -133,16 +133,22 @@ def test_what_may_become_a_gradient_has_a_storage_of_its_own(case: Case, size: i
 
 
 @pytest.mark.parametrize(
-    ("returned", "storages_of_saved"), [(None, COUNT + 1), (frozenset({2}), COUNT + 1), (frozenset({3}), 2)]
+    ("returned", "requires_grad", "storages_of_saved"),
+    [
+        (None, True, COUNT + 1),
+        (frozenset({2}), True, COUNT + 1),
+        (frozenset({2}), False, COUNT + 1),
+        (frozenset({3}), True, 2),
+    ],
 )
 def test_what_the_backward_is_known_not_to_return_becomes_no_gradient(
-    case: Case, returned: frozenset[int] | None, storages_of_saved: int
+    case: Case, returned: frozenset[int] | None, *, requires_grad: bool, storages_of_saved: int
 ) -> None:
-    """The backward may be compiled after the forward has run, but before it is recorded."""
+    """The backward may be compiled after the forward has run, but before it is recorded. The gradient may have another size."""
     backward = BackwardFacts()
     run = case.made(forward, GraphFacts(saved=frozenset(range(1, COUNT + 2)), backward=backward))
     for n in range(1, 5):
-        other = case.floats(0.0, 0.0).requires_grad_()
+        other = case.floats(0.0, 0.0).requires_grad_(requires_grad)
         outputs = run([case.floats(float(n), 0.0), other])
         backward.returned_sizes = returned
     expect(outputs, 4.0)
