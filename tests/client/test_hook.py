@@ -21,6 +21,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autog
 """
 
 
+@pytest.mark.slow
 def test_a_cold_compile_and_both_cache_hits_are_hooked_and_have_the_same_keys(run: Run) -> None:
     program = TRAINING.format(arguments="") + COUNTERS
 

@@ -23,7 +23,7 @@ from tests.support.warm_python import WarmPython
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 LIMIT_S = 600
 TREES = "torch._inductor.cudagraph_trees"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.daemon
+pytestmark = [pytest.mark.daemon, pytest.mark.slow]
 
 MANY = 150
 """More entries than one request takes."""
@@ -54,7 +54,6 @@ def listed(home: Home) -> list[dict[str, Any]]:
     return entries
 
 
-@pytest.mark.slow
 def test_a_running_daemon_takes_them_in(home: Home, file: Path) -> None:
     home.start()
     dry = home.pygraphd("cache", "import", str(file), "--dry-run")
@@ -214,7 +213,6 @@ def test_a_bad_request_is_refused(shared_home: Home, body: bytes) -> None:
     assert (status, set(answer)) == (400, {"error"})
 
 
-@pytest.mark.slow
 def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, file: Path) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGSTOP)

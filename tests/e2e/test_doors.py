@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from tests.e2e.conftest import Outcome, Sandbox
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 
 RUN = (sys.executable, "-m", "pygraphd", "run", "--")
 
@@ -22,7 +22,6 @@ def test_run_command_passes_arguments_on(sandbox: Sandbox, plain: Outcome) -> No
     assert outcome.counts["graphs"] > 0
 
 
-@pytest.mark.slow
 def test_run_command_without_dashes(sandbox: Sandbox, plain: Outcome) -> None:
     outcome = sandbox.run("--mode", "default", hook=False, command=RUN[:-1])
 
@@ -37,7 +36,6 @@ def test_backend(sandbox: Sandbox, plain: Outcome) -> None:
     assert outcome.counts["graphs"] > 0
 
 
-@pytest.mark.slow
 def test_all_doors_lead_to_the_same_graphs(sandbox: Sandbox, plain: Outcome) -> None:
     sandbox.start_daemon()
 
@@ -57,7 +55,6 @@ def test_closed_doors_leave_torch_alone(sandbox: Sandbox, plain: Outcome) -> Non
     assert (outcome.code, outcome.stdout, outcome.summary) == (0, plain.stdout, None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [(sys.executable,), RUN], ids=["variable", "run"])
 def test_exception_keeps_exit_code_and_traceback(
     sandbox: Sandbox, plain: Outcome, command: tuple[str, ...]

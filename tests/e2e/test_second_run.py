@@ -30,6 +30,7 @@ def assert_all_known(outcome: Outcome) -> None:
     assert outcome.counts["measured"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.slow)])
 def test_second_run_hits_every_graph(sandbox: Sandbox, mode: str) -> None:
     sandbox.start_daemon()

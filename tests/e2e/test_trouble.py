@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Outcome, Sandbox
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 
 WAITED = "daemon: no answer in time"
 MOST_TIMES = 2
@@ -139,7 +139,6 @@ def test_a_team_whose_server_never_answers(sandbox: Sandbox, plain: Outcome) -> 
         sandbox.stop_daemon()
 
 
-@pytest.mark.slow
 def test_hung_daemon(sandbox: Sandbox, plain: Outcome) -> None:
     os.kill(sandbox.start_daemon(), signal.SIGSTOP)
 
@@ -176,7 +175,6 @@ def test_garbage_on_the_socket(sandbox: Sandbox, plain: Outcome, answer: Answer,
     assert any(failure.startswith(said) for failure in outcome.counts["failures"]), outcome.counts["failures"]
 
 
-@pytest.mark.slow
 def test_daemon_dies_between_two_runs_of_a_program(sandbox: Sandbox, plain: Outcome) -> None:
     pid = sandbox.start_daemon()
     sandbox.run()
@@ -198,7 +196,6 @@ def test_database_that_is_none(sandbox: Sandbox, plain: Outcome) -> None:
     assert any(failure.startswith("database: ") for failure in outcome.counts["failures"])
 
 
-@pytest.mark.slow
 def test_home_that_is_a_file(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("not a folder")
@@ -209,7 +206,6 @@ def test_home_that_is_a_file(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -
     assert any(failure.startswith("spool: ") for failure in outcome.counts["failures"])
 
 
-@pytest.mark.slow
 def test_summary_that_cannot_be_written(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
     outcome = sandbox.run(PYGRAPH_SUMMARY=str(tmp_path / "missing" / "summary.json"))
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["relocating", "session"]  # fixtures
 
-pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("patient")]
+pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("patient"), pytest.mark.slow]
 
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
 SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}

@@ -49,6 +49,7 @@ def pick(x: torch.Tensor) -> torch.Tensor:
     return x[:, torch.tensor([5, 3, 1, 0, 2, 4, 6, 8, 7, 9, 11, 10])] @ x[:, :12].t()
 
 
+@pytest.mark.slow
 def test_inductor_lowers_what_the_rules_have_changed_and_finds_it_in_its_caches(added: Report) -> None:
     x = torch.randn(3, 12, requires_grad=True)
     expected = pick(x)
