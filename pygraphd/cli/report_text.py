@@ -117,7 +117,8 @@ def remarks(report: Report) -> list[str]:
     if report.rows:
         said.append(
             "A step is one call of each graph (the mean over its sizes); the program may call some more often. Kernels include copies and\n"
-            "fills. A call takes the longer of its host time and its span on the GPU. MiB: the memory that a call of a GRAPH allocates."
+            "fills; what runs outside of compiled graphs is not counted. A call takes the longer of its host time and its span on the GPU.\n"
+            "MiB: the memory that a call of a GRAPH allocates."
         )
     if any(row.reason for row in report.rows if not row.is_graph):
         said.append("To have more kernels in graphs: pygraphd doctor SUMMARY")

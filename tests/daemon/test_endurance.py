@@ -46,7 +46,7 @@ pytestmark = [pytest.mark.daemon, pytest.mark.slow]
 KILLS = 8
 SIZES = (1, 10, 25, 50)
 """Records in each message of a client; there is one client for each size."""
-RECORDS = 6_000
+RECORDS = 6_093
 STARTS = 50
 REQUESTS = 1_000
 CONNECTIONS = connections.Limits().connections
@@ -102,7 +102,7 @@ def test_no_acknowledged_record_is_lost_when_the_daemon_is_killed(
             writer.may_go_on.clear()
             writer.join()
             acknowledged.update(writer.acknowledged)
-    assert len(acknowledged) > RECORDS
+    assert len(acknowledged) >= RECORDS
     home.start()
     names = sorted(acknowledged)
     for first in range(0, len(names), 500):

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.team
 
-LATE_S = 6.0
-"""Three times the limit of `Member.give_up_soon`."""
+LIMIT_S, LATE_S = 10, 30.0
+"""The limit of an exchange, and the time by which a proxy answers late."""
 _INSERT = b"INTO pygraphd.measurement"
 
 
@@ -100,9 +100,9 @@ def test_a_server_that_falls_silent_in_the_middle(
 def test_answers_that_come_after_the_limit_are_no_answers(
     shared: TeamDatabase, proxy: TcpProxy, member: Callable[[str], Member]
 ) -> None:
-    """As behind a proxy that answers after 30 s, where the limit is 10. What was written is done, though nobody has heard of it in time."""
+    """What was written is done, though nobody has heard of it in time. Lookups and records do not wait for the server."""
     home = member(shared.url(PUBLISHER, proxy.port))
-    home.give_up_soon()
+    home.variables["TEAM_LIMIT_S"] = str(LIMIT_S)
     home.start()
     home.record("a")
     home.wait_until_published()
@@ -110,10 +110,14 @@ def test_answers_that_come_after_the_limit_are_no_answers(
     proxy.delay_s = LATE_S
     home.record("b")
     home.wait_for_problem("no answer within")
+    failed = home.stats["team_failed"]
     for number in range(30):
         assert home.lookup(f"missing{number}") == []
         home.record(f"found{number}")
     assert home.team["queued"] == 31
+    assert (
+        home.stats["team_failed"] <= failed + 3
+    )  # each takes the limit, so few fit into 60 requests that do not wait
 
     proxy.be_well()
     home.wait_until_published()

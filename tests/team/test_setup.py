@@ -47,6 +47,45 @@ def _run(postgres: Postgres, home: Path, line: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (">/dev/full", 1, "pygraphd: standard output: cannot be written: No space left on device\n"),
+        ("| :", 1, ""),
+        (">&-", 0, ""),
+    ],
+)
+def test_the_tables_are_made_whatever_becomes_of_the_output(
+    postgres: Postgres, database: str, tmp_path: Path, end: str, code: int, said: str
+) -> None:
+    command = f'"$@" {end}; exit ${{PIPESTATUS[0]}}'
+    url = postgres.administrators_url(database)
+    done = subprocess.run(
+        [
+            "/bin/bash",
+            "-c",
+            command,
+            "bash",
+            sys.executable,
+            "-m",
+            "pygraphd",
+            "team",
+            "init",
+            "--team-url",
+            url,
+        ],
+        env={**os.environ, "PYGRAPHD_HOME": str(tmp_path), "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        timeout=300,
+    )
+
+    assert (done.returncode, done.stderr) == (code, said)
+    assert postgres.execute(database, "SELECT count(*) FROM pygraphd.decision") == [(0,)]
+
+
 def test_five_commands_and_the_benchmark(postgres: Postgres, tmp_path: Path) -> None:
     [block] = re.findall(r"```\n(createuser.*?)```", PAGE, re.DOTALL)
     commands = block.splitlines()

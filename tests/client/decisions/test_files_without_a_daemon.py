@@ -48,6 +48,26 @@ def test_full_files_in_the_spool_are_read_up_to_a_size(places: Locations, files:
     assert bool(Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH])) is found
 
 
+def test_of_256_full_files_in_the_spool_few_are_read(
+    places: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the spool may hold: they delayed a client without a daemon by seconds."""
+    Cache(places, "host", Report()).record(ENVIRONMENT, [RECORD])
+    for number in range(256):
+        (places.spool / f"9-{number}.json").write_bytes(b"{" + b" " * 65_536 + b"}")
+    read: list[int] = []
+    original = spool._read_own
+
+    def counted(path: Path) -> tuple[bytes, float]:
+        body, left_at = original(path)
+        read.append(len(body))
+        return body, left_at
+
+    monkeypatch.setattr(spool, "_read_own", counted)
+    assert Cache(places, "host", Report()).lookup(ENVIRONMENT, [GRAPH]) == {}
+    assert spool.MAX_READ_BYTES <= sum(read) < spool.MAX_READ_BYTES + 65_538
+
+
 @pytest.mark.parametrize(("mode", "found"), [(0o700, True), (0o755, True), (0o775, False), (0o777, False)])
 def test_a_database_that_others_could_have_put_there_is_not_believed(
     places: Locations, mode: int, found: bool

@@ -3,6 +3,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +89,26 @@ def test_no_pipe_is_waited_for(tmp_path: Path, make_request: Callable[..., Recor
         held.close()
     lifecycle._Log(locations.log).close()
     assert lock.holder(locations) is None
+
+
+@pytest.mark.parametrize(
+    "words", ["inspect", f"show {'a' * 64}", f"explain {'a' * 64}", "export FILE", "inspect --graph aaaa"]
+)
+def test_no_listing_waits_for_a_pipe(tmp_path: Path, words: str) -> None:
+    os.mkfifo(tmp_path / "cache.db")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pygraphd", "cache", *words.replace("FILE", str(tmp_path / "file")).split()],
+        env={**os.environ, "PYGRAPHD_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "cache.db is not a regular file" in done.stderr
 
 
 def test_a_sound_database_is_never_called_damaged(
