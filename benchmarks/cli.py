@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     quick.add_options(commands.add_parser("quick", help="hold ten workloads against stored results"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
     _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))
+    _add_large(commands.add_parser("large", help="time listings and a prune of a large cache"))
     _add_redis(commands.add_parser("redis", help="lookups and records a second beside Redis"))
     _add_team(
         commands.add_parser("team", help="have many daemons share decisions through one PostgreSQL server")
@@ -154,6 +155,12 @@ def _add_lookup(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--seconds", type=positive, default=20, help="how long they ask (default 20)")
     command.add_argument("--prune", action="store_true", help="have a fifth of the entries pruned meanwhile")
+    command.add_argument("--out", type=Path, required=True, metavar="FILE")
+
+
+def _add_large(command: argparse.ArgumentParser) -> None:
+    command.set_defaults(command=_large)
+    command.add_argument("--entries", type=positive, default=1_000_000, help="in the cache (default 1000000)")
     command.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
@@ -288,6 +295,13 @@ def _lookup(options: argparse.Namespace) -> int:
     load = options.clients and Load(options.clients, options.rate, options.seconds, options.graphs)
     plan = LookupPlan(options.graphs, options.requests, options.entries, load, options.prune)
     print("\n".join(measure_lookup(plan, options.out.absolute())))
+    return 0
+
+
+def _large(options: argparse.Namespace) -> int:
+    from benchmarks.large_commands import measure_commands
+
+    print("\n".join(measure_commands(options.entries, options.out.absolute())))
     return 0
 
 

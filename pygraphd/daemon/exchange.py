@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from pygraphd.schema.portable import (
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Hashable, Iterable, Iterator
     from typing import BinaryIO, TextIO
 
 _HEADER_BYTES = 256
@@ -88,7 +89,20 @@ def _header_line(entries: int) -> str:
 
 
 def _line(value: Header | Portable) -> str:
-    return json.dumps(dataclasses.asdict(value), separators=(",", ":"), allow_nan=False)
+    return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as `dataclasses.asdict` does, but without copies of what cannot change, which took most of an export's time."""
+    kind: Hashable = type(value)
+    if (names := _field_names(kind)) is not None:
+        return {name: _plain(getattr(value, name)) for name in names}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+@functools.cache
+def _field_names(kind: Any) -> tuple[str, ...] | None:
+    return tuple(each.name for each in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 @dataclass(frozen=True, slots=True)
