@@ -29,7 +29,7 @@ from pygraphd.schema.portable import (
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
     from typing import BinaryIO, TextIO
 
 _HEADER_BYTES = 256
@@ -94,7 +94,7 @@ def _line(value: Header | Portable) -> str:
 
 def _plain(value: Any) -> Any:
     """Return a value as `dataclasses.asdict` does, but without copies of what cannot change, which took most of an export's time."""
-    kind: Hashable = type(value)
+    kind: Any = type(value)
     if (names := _field_names(kind)) is not None:
         return {name: _plain(getattr(value, name)) for name in names}
     return [_plain(each) for each in value] if isinstance(value, tuple) else value
