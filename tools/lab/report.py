@@ -253,12 +253,14 @@ def _other_programs(result: Result) -> str:
 
 
 def _daemon(result: Result) -> str:
-    """Return the sections of lookups, of records beside Redis, and of the soak; each kind of record is told by its fields."""
+    """Return the sections of lookups, of commands, of records beside Redis, and of the soak; each kind of record is told by its fields."""
     records = result.content["records"]
     of_redis = [each for each in records if "server" in each]
     of_soak = [each for each in records if "bounds" in each]
-    lookups = [each for each in records if "entries" in each]
+    commands = [each for each in records if "command" in each]
+    lookups = [each for each in records if "entries" in each and "command" not in each]
     parts = [_lookup(lookups)] if lookups else []
+    parts += [_commands(commands)] if commands else []
     parts += [_redis(of_redis, result.content["environment"]["redis"])] if of_redis else []
     parts += map(_soak, of_soak)
     # The first one has the plain titles, to which other pages refer.
@@ -297,6 +299,20 @@ def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
         " of the time."
     )
     return "\n\n".join(["### Lookups", told, markdown_table([*names.values(), *users.values()], rows)])
+
+
+def _commands(records: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        [code(each["command"]), f"{each['seconds']:g}", _plain(each.get("resident_mib"))] for each in records
+    ]
+    waits = [
+        f"a {name} waited {told['p50_ms']:g} ms (median), {told['p99_ms']:g} (99th percentile) and {told['max_ms']:g} at most"
+        for each in records
+        for name, told in each.get("beside", {}).items()
+    ]
+    where = f"{records[0]['entries']:,} entries in the cache; the prune deletes a fifth. Beside it {'; '.join(waits)}."
+    table = markdown_table(["command", "seconds", "memory, MiB"], rows)
+    return "\n\n".join(["### Commands on a large cache", where, table])
 
 
 def _redis(records: Sequence[Mapping[str, Any]], version: str) -> str:
