@@ -64,10 +64,10 @@ def saved_outputs(compiled: Any) -> frozenset[int]:
     return _kept(compiled, _SAVED) or frozenset()
 
 
-def donated_inputs(compiled: Any) -> frozenset[int] | None:
+def donated_inputs(compiled: Any, code: str) -> frozenset[int] | None:
     """Return the indices of inputs that are donated to a backward and whose memory its code uses again; None if `keep_saved` was not called."""
     donated = _kept(compiled, _DONATED)
-    return reused_inputs(compiled.source_code, donated) if donated else donated
+    return reused_inputs(code, donated) if donated else donated
 
 
 def reused_inputs(code: str, donated: frozenset[int]) -> frozenset[int]:

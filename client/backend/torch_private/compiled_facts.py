@@ -14,6 +14,7 @@ from pygraphd.client.backend.torch_private.partitions import (
     is_split_around,
     launches_in,
     somebody_wraps_partitions,
+    without_kernels,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def facts(
     )
     is_split = bool(refusal) and _is_split_by_us(compiled, operators)
     partitions = _partitions(compiled) if is_split or not refusal else 1
-    launches, between = launches_in(compiled.source_code, partitions)
+    code = without_kernels(compiled.source_code)
+    launches, between = launches_in(code, partitions)
     return CompiledFacts(
         text=text,
         user_kernels=compiled.source_code if "triton_kernel_wrapper" in text else "",
@@ -117,11 +119,11 @@ def facts(
         is_repeatable=not vouched_operators.not_vouched(named),
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),
-        collectives=collectives_in(compiled.source_code, partitions),
+        collectives=collectives_in(code, partitions),
         launches=launches,
         launches_between=between,
-        donated_inputs=donated_inputs(compiled) if graph_kwargs["is_backward"] else frozenset(),
-        returned_sizes=returned_sizes(compiled.source_code, text) if graph_kwargs["is_backward"] else None,
+        donated_inputs=donated_inputs(compiled, code) if graph_kwargs["is_backward"] else frozenset(),
+        returned_sizes=returned_sizes(code, text) if graph_kwargs["is_backward"] else None,
         is_split=is_split,
     )
 

@@ -170,6 +170,11 @@ def is_split_around(source: str, operators: Sequence[str]) -> bool:
     return between.issuperset(operators) and elsewhere.isdisjoint(operators)
 
 
+def without_kernels(source: str) -> str:
+    """Return generated code without the sources of its kernels, which are most of it: what is left calls them."""
+    return _KERNEL.sub("", source)
+
+
 def collectives_in(source: str, partitions: int) -> tuple[frozenset[tuple[str, str]], ...]:
     """Return for each partition the collectives that its generated code calls, as (`namespace::operator`, name of the group)."""
     if not any(f"torch.ops.{each}." in source for each in _OF_COLLECTIVES):
@@ -211,6 +216,7 @@ def _has_partitions(source: str) -> bool:
 _OF_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor", "c10d", "c10d_functional", "symm_mem"})
 """Namespaces of the operators that wait for other ranks."""
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")
+_KERNEL = re.compile(r"^\w+ = async_compile\.[^\n]*'''$.*?^'''[^\n]*$", re.MULTILINE | re.DOTALL)
 _LAUNCH = re.compile(
     r"\.run\(.*\bstream|\bextern_kernels\.\w+\(|\baten\.\w+_\(|\.copy_\("
     r"|\btorch\.ops\.\w+\.(?!wait_|view_as_)\w+(?:\.\w+)?\("

@@ -70,4 +70,6 @@ def test_outputs_that_depend_on_atomic_sums_are_known_of_each_partition() -> Non
 def test_what_is_donated_is_known_of_graphs_that_were_compiled_with_pygraph(
     names: list[str], donated: set[int] | None
 ) -> None:
-    assert donated_inputs(SimpleNamespace(counter_deltas=dict.fromkeys(names, 1), source_code="")) == donated
+    assert (
+        donated_inputs(SimpleNamespace(counter_deltas=dict.fromkeys(names, 1), source_code=""), "") == donated
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._inductor.utils import run_and_get_code
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import partitions, requirements
@@ -336,6 +337,26 @@ def test_the_kernels_that_each_partition_calls_are_counted(
     source: str, found: tuple[tuple[int, ...], int]
 ) -> None:
     assert partitions.launches_in(source, 2) == found
+
+
+STRAY = "    # the user's line: text = '''\n"
+KERNEL = "triton_poi_fused_0 = async_compile.triton('triton_poi_fused_0', '''\nimport triton\ntorch.ops.a.b(x)\n''', device_str='cuda')\n"
+
+
+@pytest.mark.parametrize("before", ["", STRAY])
+def test_sources_of_kernels_are_left_out_and_nothing_else(before: str) -> None:
+    rest = f"{before}class Runner:\n    def call(self, args):\n    {TRITON}{STRAY}"
+    assert partitions.without_kernels(f"import torch\n{KERNEL}{KERNEL}{rest}") == f"import torch\n\n\n{rest}"
+
+
+def test_what_inductor_generates_is_little_without_its_kernels(on_the_cpu: None) -> None:
+    with splitting() as seen:
+        _, (source,) = run_and_get_code(lambda: torch.compile(lambda x: (x @ x).sin())(torch.randn(4, 4)))
+    left = partitions.without_kernels(source)
+    assert "async_compile.cpp_pybinding(" in source
+    assert "async_compile.cpp_pybinding(" not in left
+    assert "class Runner:" in left
+    assert len(seen.facts) == 1
 
 
 def test_a_split_graph_comes_from_inductors_cache_as_one_and_only_to_who_wants_it(
