@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import multiprocessing
 import sqlite3
+import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 from pygraphd.daemon.store import Store
 from pygraphd.schema.keys import Environment, entry_id
+from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import POLICY_VERSION
 
@@ -18,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PORTION = 10_000
+_NO_EVICTION = 'max_size = "0"\nmax_unused = "0"\n'
+OLD_SHARE = 5
+"""One entry of this many is old, and a prune deletes it."""
 _CACHE_KIB = 2_000_000
 _OLD_S = 90 * 86_400.0
 KNOWN = Environment(
@@ -39,6 +46,19 @@ _Row = tuple[str | int | float | None, ...]
 def digest(number: int) -> str:
     """Return the graph digest of an entry."""
     return hashlib.sha256(str(number).encode()).hexdigest()
+
+
+def made_home(folder: Path, entries: int, old: int) -> Locations:
+    """Make the home of a daemon that deletes nothing by itself, with a database as `fill` does; say so on standard error."""
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text(_NO_EVICTION)
+    locations = locate({"PYGRAPHD_HOME": str(home)})
+    # In a process of its own: the largest memory of this one is counted for each that it starts.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(fill, locations.database, entries, old).result()
+    print(f"{entries} entries stored", file=sys.stderr, flush=True)
+    return locations
 
 
 def fill(database: Path, entries: int, old: int) -> None:

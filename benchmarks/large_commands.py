@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,19 +16,15 @@ from benchmarks.daemon import Daemon, without_product
 from benchmarks.environment import describe_host
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import percentile
-from benchmarks.large_cache import KNOWN, OLD, digest, fill
+from benchmarks.large_cache import KNOWN, OLD, OLD_SHARE, digest, made_home
 from benchmarks.records import SCHEMA, check_writable, write_json
 from benchmarks.soak_client import record_of
 from pygraphd.client.decisions.transport import Transport, TransportError
-from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import LOOKUP_PATH, RECORD_PATH, LookupRequest, Origin, RecordRequest, encode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_NO_EVICTION = 'max_size = "0"\nmax_unused = "0"\n'
-_OLD_SHARE = 5
-"""One entry of this many is old, and the prune deletes it."""
 _INTERVAL_S = 0.02
 """From one request beside the prune to the next."""
 _LISTINGS = (
@@ -57,14 +51,8 @@ def measure_commands(entries: int, out: Path) -> list[str]:
     """Run listings and a prune on a cache with so many entries; return lines for people, write all to `out`."""
     check_writable(out)
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
-        home = Path(folder) / "home"
-        home.mkdir(mode=0o700)
-        (home / "config.toml").write_text(_NO_EVICTION)
-        locations = locate({"PYGRAPHD_HOME": str(home)})
-        # In a process of its own: the largest memory of this one is counted for each that it starts.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            pool.submit(fill, locations.database, entries, entries // _OLD_SHARE).result()
-        print(f"{entries} entries stored", file=sys.stderr, flush=True)
+        locations = made_home(Path(folder), entries, entries // OLD_SHARE)
+        home = locations.cache
         with Daemon(home):
             records = [_listing(words, home, entries) for words in _LISTINGS]
             records.append(_prune(home, locations.socket, entries))

@@ -16,22 +16,19 @@ from benchmarks.daemon import Daemon
 from benchmarks.environment import describe_host
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import percentile
-from benchmarks.large_cache import KNOWN, OLD, digest, fill
+from benchmarks.large_cache import KNOWN, OLD, OLD_SHARE, digest, made_home
 from benchmarks.lookup_load import Load, run_load
 from benchmarks.records import SCHEMA, check_writable, write_json
 from benchmarks.watching import CoresWatch, Watched
 from pygraphd.client.decisions.transport import Transport, TransportError
-from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import LOOKUP_PATH, LookupAnswer, LookupRequest, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_WARM_UP = 50
-_OLD_SHARE = 5
-"""One entry of this many is old, and a prune deletes it."""
+    from pygraphd.schema.locations import Locations
 
-_NO_EVICTION = 'max_size = "0"\nmax_unused = "0"\n'
+_WARM_UP = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +49,9 @@ def measure_lookup(plan: Plan, out: Path) -> list[str]:
     """Time lookups; return lines for people, write all to `out`."""
     check_writable(out)
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
-        home = Path(folder) / "home"
-        home.mkdir(mode=0o700)
-        (home / "config.toml").write_text(_NO_EVICTION)
-        locations = locate({"PYGRAPHD_HOME": str(home)})
-        old = plan.entries // _OLD_SHARE
-        fill(locations.database, plan.entries, old)
-        print(f"{plan.entries} entries stored", file=sys.stderr, flush=True)
-        with Daemon(home):
+        old = plan.entries // OLD_SHARE
+        locations = made_home(Path(folder), plan.entries, old)
+        with Daemon(locations.cache):
             records = [_alone(plan, locations, plan.entries - old)]
             if plan.load is not None:
                 records.append(_loaded(plan, plan.load, locations, plan.entries - old))

@@ -220,7 +220,6 @@ def test_an_entry_point_that_fails_says_so(run: Run) -> None:
     assert outcome.err.startswith("pygraph: not enabled: ")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("flags", [("-I",), ("-X", "dev", "-bb")], ids=" ".join)
 def test_stricter_interpreters(run: Run, flags: tuple[str, ...]) -> None:
     outcome = run(flags=flags)

@@ -5,12 +5,9 @@ The transport's part is in `tests/client/decisions/test_transport.py`; here are 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
 import json
-import socket
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,10 +22,10 @@ from pygraphd.schema.messages import (
     RecordRequest,
     decode,
 )
+from tests.support.answering import Answering
 from tests.support.cache_case import DECISION, ENVIRONMENT, GRAPH, RECORD, places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pygraphd.schema.locations import Locations
@@ -133,42 +130,9 @@ HOSTILE = {
 }
 
 
-class _Server:
-    """Gives the same answer to each request, and counts them."""
-
-    def __init__(self, path: Path, answer: bytes) -> None:
-        self.requests = 0
-        self._answer = answer
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):
-                self.requests += 1
-                connection.recv(1 << 20)
-                connection.sendall(self._answer)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-
-@contextlib.contextmanager
-def serving(path: Path, answer: bytes) -> Iterator[_Server]:
-    server = _Server(path, answer)
-    try:
-        yield server
-    finally:
-        server.close()
+def serving(path: Path, answer: bytes) -> Answering:
+    """Return a server that gives the same answer to each request."""
+    return Answering(path, lambda _: answer)
 
 
 def test_these_are_more_than_twenty_two() -> None:
@@ -193,7 +157,7 @@ def test_a_hostile_server_is_not_believed(places: Locations, kind: str) -> None:
         cache.record(ENVIRONMENT, [RECORD])
         known = cache.lookup(ENVIRONMENT, [GRAPH])
 
-        assert server.requests == MAX_DAEMON_FAILURES
+        assert len(server.requests) == MAX_DAEMON_FAILURES
     assert list(known) == [GRAPH]  # what it has found out itself
     assert all(reason.isprintable() for reason in report.failures)
     assert sum(report.failures.values()) == MAX_DAEMON_FAILURES
@@ -208,4 +172,5 @@ def test_a_server_that_answers_for_another_environment_is_not_believed(places: L
         assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
         assert cache.lease(ENVIRONMENT, [GRAPH]) is None
         cache.record(ENVIRONMENT, [RECORD])
+    assert report.failures == {"daemon: answered for another environment": MAX_DAEMON_FAILURES}
     assert (report.counts["recorded"], report.counts["spooled"]) == (0, 1)

@@ -115,9 +115,8 @@ def test_answers_that_come_after_the_limit_are_no_answers(
         assert home.lookup(f"missing{number}") == []
         home.record(f"found{number}")
     assert home.team["queued"] == 31
-    assert (
-        home.stats["team_failed"] <= failed + 3
-    )  # each takes the limit, so few fit into 60 requests that do not wait
+    # Each takes the limit, so few fit into 60 requests that do not wait.
+    assert home.stats["team_failed"] <= failed + 3
 
     proxy.be_well()
     home.wait_until_published()

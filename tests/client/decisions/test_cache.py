@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import socket
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +25,7 @@ from pygraphd.schema.messages import (
     RecordRequest,
 )
 from pygraphd.schema.reasons import Reason, ReasonCode
+from tests.support.answering import Answering
 from tests.support.cache_case import DECISION, ENVIRONMENT, GRAPH, RECORD, places
 
 if TYPE_CHECKING:
@@ -41,30 +40,11 @@ MINE = Entry(GRAPH, DECISION, os.getuid(), "host")
 """What a client makes of RECORD when it was spooled here."""
 
 
-class Peer:
-    """Answers every request on a real socket with one fixed answer, and keeps what it was sent."""
+class Peer(Answering):
+    """Gives the same answer to each request."""
 
     def __init__(self, path: Path, answer: bytes) -> None:
-        self.requests: list[bytes] = []
-        self._answer = answer
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection:
-                self.requests.append(connection.recv(1 << 20))
-                connection.sendall(self._answer)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        super().__init__(path, lambda _: answer)
 
 
 def http(message: Message) -> bytes:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
 import sqlite3
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +14,7 @@ from pygraphd.schema import messages
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import API_VERSION, Ping
 from pygraphd.schema.version import VERSION
+from tests.support.answering import Answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,36 +75,17 @@ ANSWERS = (
 )
 
 
-class _Daemon:
+class _Daemon(Answering):
     """Answers pings as a daemon does, and everything else with one body and status."""
 
     def __init__(self, path: Path) -> None:
         self.body, self.status = b"", 200
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        super().__init__(path, self._answer_to)
 
-    def _run(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError):  # who only looks who is there hangs up at once
-                is_ping = b"/v1/ping" in connection.recv(1 << 16)
-                status, body = (200, PING) if is_ping else (self.status, self.body)
-                head = b"HTTP/1.1 %d x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % (
-                    status,
-                    len(body),
-                )
-                connection.sendall(head + body)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
+    def _answer_to(self, request: bytes) -> bytes:
+        status, body = (200, PING) if b"/v1/ping" in request else (self.status, self.body)
+        head = b"HTTP/1.1 %d x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
+        return head % (status, len(body)) + body
 
 
 @pytest.fixture
