@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from pygraphd.client.analysis.attention_rng import returned
+from pygraphd.client.analysis.fx_text import returned
 
 _ASSIGNMENT = re.compile(r'^ +(\w+)(?:: "[^"]*")? = ([^;\n]+)', re.MULTILINE)
 _SUM = re.compile(

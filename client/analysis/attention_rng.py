@@ -11,6 +11,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.client.analysis.fx_text import returned, taken
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -38,9 +40,6 @@ _CALL = re.compile(
     rf"^ +(\w+) = torch\.ops\.aten\.({'|'.join(_OPERATORS)})\.default\(([^()]*)\)", re.MULTILINE
 )
 _RESULT = re.compile(r"^ +(\w+)(?:: \"[^\"]*\")? = (\w+)\[(\d+)\]", re.MULTILINE)
-_SIGNATURE = re.compile(r"^ *def forward\(self, (.*)\):?", re.MULTILINE)
-_INPUT = re.compile(r'(\w+)(?:: "[^"]*")?(?:, |$|(?=\)))')
-_RETURN = re.compile(r"^ +return \((.*)\)$", re.MULTILINE)
 _NAMED_DROPOUT = re.compile(r"dropout_p = (.*)")
 
 
@@ -52,18 +51,6 @@ def undefined_outputs(text: str) -> frozenset[int]:
     nothing = {name for name, call, item in _RESULT.findall(text) if int(item) in calls.get(call, ())}
     names = returned(text) or []
     return frozenset(index for index, name in enumerate(names) if name in nothing)
-
-
-def _inputs(text: str) -> list[str] | None:
-    """Return the names of a graph's inputs in order; None if the text is not understood."""
-    signatures = _SIGNATURE.findall(text)
-    return _INPUT.findall(signatures[0]) if len(signatures) == 1 else None
-
-
-def returned(text: str) -> list[str] | None:
-    """Return the names of a graph's outputs in order, "None" among them; None if the text is not understood."""
-    found = _RETURN.findall(text)
-    return [name.strip(",") for name in found[0].split(", ")] if len(found) == 1 else None
 
 
 def _unwritten(attention: _Attention, arguments: str) -> frozenset[int]:
@@ -161,7 +148,7 @@ class _Reading:
     """The text of one graph, and the names in it."""
 
     def __init__(self, code: str) -> None:
-        takes, returns = _inputs(code), returned(code)
+        takes, returns = taken(code), returned(code)
         if takes is None or returns is None:
             raise _NotUnderstoodError
         self._code, self._takes, self._returns = code, takes, returns

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.analysis.atomic_sums import atomic_outputs
 from pygraphd.client.analysis.attention_rng import RngState, rng_state_of, undefined_outputs
+from pygraphd.client.analysis.fx_text import overwritten_inputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +47,8 @@ class GraphFacts:
     """Inputs that a kernel may write; None: any may be."""
     donated: frozenset[int] = frozenset()
     """Inputs of a backward that it may write and that nothing else sees."""
+    overwritten: frozenset[int] = frozenset()
+    """Inputs of which the graph writes every element, so that nothing else can use them while it runs."""
     unsteady: frozenset[int] = frozenset()
     """Outputs whose bits may differ from run to run; see `atomic_sums.py`."""
     backward: BackwardFacts = field(default_factory=BackwardFacts)
@@ -65,7 +68,8 @@ class GraphFacts:
             written=None
             if self.written is None
             else frozenset(at for at, each in enumerate(mine.inputs) if each is None or each in self.written),
-            donated=frozenset(at for at, each in enumerate(mine.inputs) if each in self.donated),
+            donated=_at(mine.inputs, self.donated),
+            overwritten=_at(mine.inputs, self.overwritten),
             unsteady=_where(mine.outputs, self.unsteady),
             backward=self.backward,
         )
@@ -85,6 +89,7 @@ def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> 
         compiled.collectives,
         written=_written(compiled),
         donated=compiled.donated_inputs or frozenset(),
+        overwritten=overwritten_inputs(compiled.text) if compiled.is_repeatable else frozenset(),
         unsteady=atomic_outputs(compiled.text),
         backward=backward or BackwardFacts(),
     )
@@ -99,3 +104,7 @@ def _written(compiled: CompiledFacts) -> frozenset[int] | None:
 
 def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:
     return frozenset(index for index, each in enumerate(mine) if not outputs.isdisjoint(each))
+
+
+def _at(mine: Sequence[int | None], inputs: frozenset[int]) -> frozenset[int]:
+    return frozenset(index for index, each in enumerate(mine) if each in inputs)

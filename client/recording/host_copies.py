@@ -1,6 +1,7 @@
-"""Keeps donated inputs that a replay writes on the host, where copies on the device would raise the process's peak memory.
+"""Keeps inputs that a replay writes on the host, where copies on the device would raise the process's peak memory.
 
-No other inputs: another stream or thread may write to other parts of them meanwhile, as to pages of a KV cache.
+Only inputs that nothing else can use meanwhile: those donated to a backward, and those of which the graph writes every element.
+Another stream or thread may write to other parts of the rest, as to pages of a KV cache.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.recording.stand_ins import bytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     import torch
 
+    from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.recording.alias_sets import InputGroups
+    from pygraphd.client.replay.graph_exec import InputGroup
+    from pygraphd.client.replay.relocation_table import Span
 
 MIN_BYTES = 1 << 20
 """Smaller inputs are copied on the device."""
@@ -25,17 +29,29 @@ MAX_HOST_BYTES = 2 << 30
 
 
 def for_host(
-    groups: InputGroups, inputs: Sequence[Any], donated: Collection[int], device: torch.device
+    groups: InputGroups, inputs: Sequence[Any], facts: GraphFacts, device: torch.device
 ) -> InputGroups:
     """Return the groups of inputs that may be kept on the host while a replay writes them; none if that is not worth it."""
     chosen = [
         (group, span)
         for group, span in groups
         if span.size > MIN_BYTES
-        and all(index in donated for index, _ in group.members)
         and inputs[group.members[0][0]].device == device
+        and _is_ours_alone(group, span, inputs, facts)
     ]
     return chosen if MIN_HOST_BYTES <= sum(span.size for _, span in chosen) <= MAX_HOST_BYTES else []
+
+
+def _is_ours_alone(group: InputGroup, span: Span, inputs: Sequence[Any], facts: GraphFacts) -> bool:
+    """Return whether nothing but this call can use any byte of a group."""
+    indices = [index for index, _ in group.members]
+    if facts.donated.issuperset(indices):
+        return True
+    # The group may be wider than its input: it may cover a storage that other tensors lie in, too.
+    whole = inputs[indices[0]]
+    return (
+        len(indices) == 1 and indices[0] in facts.overwritten and whole.numel() * whole.itemsize == span.size
+    )
 
 
 class HostCopies:

@@ -387,7 +387,7 @@ class Pipeline:
             copies, beside = copies + aliased.memory.nbytes, memory
         elif in_full is not None and not is_doubted and lockstep is None:
             if copies + memory + beside > self._recorder.below_peak():
-                on_host = for_host(call.groups, call.inputs, self._facts.donated, call.device)
+                on_host = for_host(call.groups, call.inputs, self._facts, call.device)
                 copies -= sum(span.size for _, span in on_host)
         elif is_doubted:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2

@@ -63,6 +63,26 @@ def test_outputs_that_depend_on_atomic_sums_are_known_of_each_partition() -> Non
     assert [facts.of_partition(maps, number).unsteady for number in range(2)] == [frozenset(), {1}]
 
 
+@pytest.mark.parametrize("is_repeatable", [True, False])
+def test_overwritten_inputs_are_known_of_each_partition(is_repeatable: bool) -> None:
+    """A custom operator may do more with an input than the graph says."""
+    text = """
+    def forward(self, a: "f32[4]", b: "f32[4]"):
+        copy_: "f32[4]" = torch.ops.aten.copy_.default(b, a);  b = a = copy_ = None
+        return ()
+    """
+    compiled: Any = SimpleNamespace(
+        text=text, is_inference=True, collectives=(), is_repeatable=is_repeatable, is_vouched=True, saved=frozenset(),
+        donated_inputs=frozenset(), mutated_inputs=(1,),
+    )  # fmt: skip
+
+    facts = facts_of(compiled)
+
+    assert facts is not None
+    assert facts.overwritten == ({1} if is_repeatable else set())
+    assert facts.of_partition([PartitionMap((None, 1), ())], 0).overwritten == facts.overwritten
+
+
 @pytest.mark.parametrize(
     ("names", "donated"),
     [(["other"], None), (["pygraph donated: []"], set()), (["pygraph donated: [1, 4]"], {1, 4})],

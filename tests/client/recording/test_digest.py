@@ -192,8 +192,9 @@ def on_host(case: Case, by_digests: None, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 @pytest.mark.parametrize("unsteady", [frozenset[int](), frozenset({0})], ids=["digests", "an output is kept"])
+@pytest.mark.parametrize("why", ["donated", "overwritten"])
 def test_inputs_that_are_written_in_place_have_their_values_when_kernels_run(
-    case: Case, on_host: list[Any], unsteady: frozenset[int]
+    case: Case, on_host: list[Any], unsteady: frozenset[int], why: str
 ) -> None:
     seen = list[Any]()
 
@@ -203,7 +204,13 @@ def test_inputs_that_are_written_in_place_have_their_values_when_kernels_run(
         operations.accumulate(inputs[0], inputs[1])
         return operations.add(inputs[0], inputs[1]), operations.first(inputs[0], 1)
 
-    facts = GraphFacts(written=frozenset({0}), donated=frozenset({0}), unsteady=unsteady)
+    written, nothing = frozenset({0}), frozenset[int]()
+    facts = GraphFacts(
+        written=written,
+        donated=written if why == "donated" else nothing,
+        overwritten=written if why == "overwritten" else nothing,
+        unsteady=unsteady,
+    )
     run = case.made(body, facts)
     total = case.floats(0, 0)
     for i in range(1, 5):
@@ -255,6 +262,20 @@ def test_inputs_that_others_see_are_copied_on_the_device(case: Case, on_host: li
 
     case.expect(captured=1)
     assert on_host == [[[1, 2]]]
+
+
+def test_overwritten_inputs_that_share_memory_are_copied_on_the_device(on_host: list[Any]) -> None:
+    """Other tensors may lie in the rest of their storage, or between their elements."""
+    facts, memory = GraphFacts(overwritten=frozenset({0, 1})), torch.zeros(8)
+
+    def chosen(*inputs: torch.Tensor) -> list[int]:
+        found = host_copies.for_host(input_groups(inputs), inputs, facts, memory.device)
+        return [index for group, _ in found for index, _ in group.members]
+
+    assert chosen(memory, torch.zeros(4), torch.zeros(4)) == [0, 1]
+    for shared in (memory[:4], memory[::3]):
+        assert chosen(shared, torch.zeros(4)) == [1]
+    assert chosen(memory, memory[4:]) == []
 
 
 def test_an_interrupt_leaves_no_input_with_what_a_replay_wrote() -> None:
