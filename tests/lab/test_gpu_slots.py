@@ -124,3 +124,28 @@ def test_nobody_waits_for_what_is_compiled(tmp_path: Path) -> None:
     assert len({runner.compiles_with(trial) for trial in variants}) == 1
     runner._mark(variants[0]).touch()
     assert len({runner.compiles_with(trial) for trial in variants}) == 2
+
+
+def test_warm_trials_come_a_wave_after_the_cold_ones_that_fill_their_caches(tmp_path: Path) -> None:
+    settings = Settings(1, 1, 1, 1, "cpu", CachePolicy.SHARED, 1.0, None)
+    workloads = select_workloads(["three-ops", "adam-step", "mlp-training"])
+    variants = select_variants(["default", "pygraph-default", "pygraph-default-warm"])
+    run = SharedRun(Plan(workloads, variants, 2, settings, tmp_path / "out"), sharing=Sharing(at_once=2))
+    waves = [[(each.repetition, each.name) for each in wave] for wave in run._waves(GpuSlot(0), 0.0)]
+
+    first, second = ("three-ops", "adam-step"), ("mlp-training",)
+
+    def named(repetition: int, part: tuple[str, ...], *names: str) -> list[tuple[int, str]]:
+        return [(repetition, f"{workload}.{name}") for workload in part for name in names]
+
+    plain, ours, warm = (each.name for each in variants)
+    assert waves == [
+        named(0, first, plain, ours),
+        named(0, second, plain, ours),
+        named(0, first, warm),
+        named(1, first, ours, plain),
+        named(0, second, warm),
+        named(1, second, ours, plain),
+        named(1, first, warm),
+        named(1, second, warm),
+    ]

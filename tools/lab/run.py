@@ -7,6 +7,7 @@ time. What one run has compiled may stay for the next.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -26,9 +27,11 @@ from tools.lab.processes import as_ended
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
 
 _COMPILED = "compiled."
 """Begins the name of a mark in a folder of caches: the variant after it has compiled all that it needs."""
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +144,51 @@ class SharedRun(Run):
             stack.pop_all()
 
     def _take_slot(self, slot: GpuSlot, runner: SharedRunner, folder: Path, started: float) -> None:
-        """Run a slot's workloads, each repetition in parts whose processes compile side by side."""
-        workloads = dealt(self.plan.workloads, slot, len(self.sharing.slots))
-        for repetition in self._affordable_repetitions(started):
-            for number, part in enumerate(parts(workloads, self.sharing.at_once)):
-                trials = list(trials_of(repetition, part, self.plan.variants))
-                self._take_part(trials, runner, folder / f"barrier.{slot.number}.{repetition}.{number}", slot)
+        """Run a slot's workloads, in waves of processes that compile side by side.
 
-    def _take_part(self, trials: Sequence[Trial], runner: SharedRunner, folder: Path, slot: GpuSlot) -> None:
-        """Run trials side by side; those with a warm cache come last, as the cold ones fill it."""
-        possible = [trial for trial in trials if not self.has_failed(trial)]
-        for warm in (False, True):
-            wave = [trial for trial in possible if (trial.variant.cache is Cache.WARM) is warm]
-            barrier = barrier_of(wave, runner, Path(f"{folder}.{warm}"), slot)
-            for trial, result in side_by_side(wave, runner, barrier, slot):
-                self.note(trial, result)
+        When all processes of a wave have been timed, those of the next one start: they compile while these check and profile.
+        """
+        before: Future[None] | None = None
+        filling = set[tuple[object, ...]]()
+        with ThreadPoolExecutor(2) as pool:
+            for number, trials in enumerate(self._waves(slot, started)):
+                if before and not filling.isdisjoint(map(_filler, trials)):
+                    before.result()  # or a cache would be read while it is filled
+                wave = [trial for trial in trials if not self.has_failed(trial)]
+                filling = {(trial.repetition, trial.workload, trial.variant.name) for trial in wave}
+                barrier = barrier_of(
+                    wave, runner, folder / f"barrier.{slot.number}.{number}", slot, held=before is not None
+                )
+                if before:
+                    before.add_done_callback(functools.partial(_admit, barrier))
+                running = pool.submit(self._take_trials, wave, runner, barrier, slot)
+                while not (running.done() or barrier.all_timed()):
+                    time.sleep(_POLL_S)
+                if before:
+                    before.result()
+                before = running
+            if before:
+                before.result()
+
+    def _waves(self, slot: GpuSlot, started: float) -> Iterator[list[Trial]]:
+        """Yield a slot's trials in waves; those with a warm cache come a wave later than the cold ones that fill it."""
+        workloads = dealt(self.plan.workloads, slot, len(self.sharing.slots))
+        warm: list[Trial] = []
+        for repetition in self._affordable_repetitions(started):
+            for part in parts(workloads, self.sharing.at_once):
+                trials = list(trials_of(repetition, part, self.plan.variants))
+                late, warm = warm, [each for each in trials if each.variant.cache is Cache.WARM]
+                yield [each for each in trials if each.variant.cache is not Cache.WARM]
+                if late:
+                    yield late
+        if warm:
+            yield warm
+
+    def _take_trials(
+        self, wave: Sequence[Trial], runner: SharedRunner, barrier: Barrier, slot: GpuSlot
+    ) -> None:
+        for trial, result in side_by_side(wave, runner, barrier, slot):
+            self.note(trial, result)
 
     def note(self, trial: Trial, result: TrialResult) -> None:
         """Keep a result of any slot."""
@@ -180,3 +213,11 @@ class SharedRun(Run):
         sharing = self.sharing
         more = {"gpus": len(sharing.slots), "at_once": sharing.at_once, "stopped": self.stopped}
         return {**super().settings(), "compiled_together": True, **more}
+
+
+def _filler(trial: Trial) -> tuple[object, ...]:
+    return trial.repetition, trial.workload, trial.variant.filled_by
+
+
+def _admit(barrier: Barrier, _: Future[None]) -> None:
+    barrier.admit()
