@@ -467,13 +467,15 @@ def _seen_by_nobody(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[
     sizes = facts.backward.returned_sizes
 
     def may_be_returned(output: Any) -> bool:
+        if not isinstance(output, torch.Tensor):
+            return False  # a size, or RNG state that is on the CPU
         return _size(output) in gradients if sizes is None else output.numel() in sizes
 
     return frozenset(at for at in facts.saved if not may_be_returned(outputs[at]))
 
 
-def _size(value: Any) -> tuple[Any, ...]:
-    return (value.dtype, value.numel()) if isinstance(value, torch.Tensor) else ()
+def _size(value: torch.Tensor) -> tuple[torch.dtype, int]:
+    return value.dtype, value.numel()
 
 
 def _first_line(error: BaseException) -> str:

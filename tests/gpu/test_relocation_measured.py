@@ -142,7 +142,7 @@ def test_what_a_graph_reads_on_the_host_runs_between_graphs(watched: Watched) ->
     """A capture must not wait for the GPU, as `nonzero` has the host do: the rest is recorded."""
     compiled = torch.compile(lambda x: x[x > 0].sum() + torch.rand_like(x).sum() * 0)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
-        for _ in range(ENOUGH):
+        for _ in range(60):  # the sizes between the graphs come back in more calls
             x = torch.randn(1000, device="cuda")
             torch.testing.assert_close(compiled(x), x[x > 0].sum())
 

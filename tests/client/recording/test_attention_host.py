@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.analysis.attention_rng import RngState
+from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.attention_host import NOT_SENT, ON_THE_GPU, READ_BACK, WithHostState
 from tests.support.recording_case import Case
@@ -93,6 +94,20 @@ class Step:
         assert all((each.is_cpu, each.dtype, each.dim()) == (True, torch.int64, 0) for each in self.state)
         gradient, offset, seed = self._behind([self._case.floats(3.0), *self.state])
         return float(gradient), int(offset), int(seed)
+
+
+@pytest.mark.parametrize("returned", [None, frozenset[int]()])
+def test_a_forward_whose_backward_is_known_is_recorded(case: Case, returned: frozenset[int] | None) -> None:
+    """Of the outputs that are saved for the backward, idle RNG state is no tensor while it is recorded."""
+    run = case.made(
+        attend, GraphFacts(state=AHEAD, saved=frozenset({1, 2, 3}), backward=BackwardFacts(returned))
+    )
+    for call in range(6):
+        total, *state = run([case.floats(float(call))])
+        assert float(total) == 2 * call
+        assert all(each.is_cpu for each in state)
+    case.expect(captured=1)
+    assert not case.report.failures
 
 
 @pytest.mark.parametrize(("ahead", "behind"), list(itertools.product([True, False], repeat=2)))

@@ -155,6 +155,23 @@ def test_what_the_backward_is_known_not_to_return_becomes_no_gradient(
     assert len({*storages(outputs)}) == storages_of_saved
 
 
+@pytest.mark.parametrize("returned", [None, frozenset[int]()])
+def test_a_size_that_is_saved_has_no_storage(case: Case, returned: frozenset[int] | None) -> None:
+    """A forward of dynamic sizes saves them, too."""
+    facts = GraphFacts(saved=frozenset({1, 2, 3}), backward=BackwardFacts(returned))
+
+    def sized(operations: Operations, inputs: list[Any]) -> Any:
+        return (*forward(operations, inputs)[:3], 2)
+
+    run = case.made(sized, facts)
+    for n in range(1, 5):
+        first, *saved, size = run([case.floats(float(n), 0.0)])
+        assert [each[0].item() for each in (first, *saved)] == [2.0 * n, 3.0 * n, 4.0 * n]
+        assert size == 2
+    assert len({*storages(saved)}) == 1
+    case.expect(captured=1)
+
+
 # --- which outputs these are --------------------------------------------------------------------------------------
 
 
