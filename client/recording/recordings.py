@@ -153,11 +153,24 @@ class Recordings:
             return self._without_replay(size, inputs)
         if self._checks_capture and self._recorder.in_capture():
             return self._fall_back(IN_A_CAPTURE, inputs)
+        if slot.is_new:
+            self._begin_replays(slot, replay)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
             return self._replay(slot, _seen_by_hooks, inputs)
         if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
         return self._replay(slot, replay.drawing, inputs)
+
+    def _begin_replays(self, slot: SizeSlot, replay: Replay) -> None:
+        """Give back memory before the first replay, and have the compiled helper serve the calls after it.
+
+        The call that made the recording had gradients and verification's copies in the same segments, which could not go then.
+        """
+        self.empty_cache()
+        with self._changing:
+            slot.is_new = False
+            if replay.fused is not None and slot.replay is replay:
+                self._fused[slot.size] = replay.fused
 
     def run_by_steps(self, inputs: list[Any]) -> Any:
         """Run a call that the compiled helper could not serve by its recording."""
@@ -321,10 +334,8 @@ class Recordings:
         replay.counts.next_check = self._check.first_poll(replay)
         with self._changing:
             self._slots[slot.size] = slot  # another thread may have let go of it meanwhile
-            before, slot.replay = slot.replay, replay
+            before, slot.replay, slot.is_new = slot.replay, replay, True
             self._fused.pop(slot.size, None)
-            if replay.fused is not None:
-                self._fused[slot.size] = replay.fused
             more, slot.nodes = attempt.nodes - slot.nodes, attempt.nodes
         self._log(slot, f"recorded and verified: {attempt.nodes} nodes")
         self._report.note_nodes(more)

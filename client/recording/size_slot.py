@@ -127,6 +127,8 @@ class SizeSlot:
 
     size: Size
     replay: Replay | None = None
+    is_new: bool = False
+    """Whether `replay` has served no call yet."""
     nodes: int = 0
     """Nodes of `replay`, for the summary."""
     recording_us: float = 0.0

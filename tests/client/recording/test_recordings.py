@@ -413,3 +413,23 @@ def test_memory_is_given_back_only_once_there_is_a_recording(
     before = len(trimmed)
     run.trim()
     assert len(trimmed) == before + 1
+
+
+def test_memory_is_given_back_before_the_first_replay_and_the_helper_serves_the_others(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that makes a recording holds gradients among copies, so that segments of both cannot go then."""
+    recorded, by_python, seen = case.make(add), list[int](), list[tuple[int, int]]()
+    serve = recorded._run
+
+    def noted(inputs: list[Any]) -> Any:
+        by_python.append(1)
+        return serve(inputs)
+
+    monkeypatch.setattr(recorded, "_run", noted)
+    run = recorded.run
+    for number in range(6):
+        run([case.floats(number, 1.0), case.floats(1.0, 2.0)])
+        seen.append((len(by_python), len(case.recorder.emptied_before)))
+
+    assert seen == [(1, 0), (2, 1), (3, 2), (3, 2), (3, 2), (3, 2)]
