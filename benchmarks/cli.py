@@ -76,7 +76,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run_options(command: argparse.ArgumentParser) -> None:
+def add_run_options(command: argparse.ArgumentParser, timeout_s: int = 300) -> None:
     """Add the options that choose workloads, variants, and the measurements of each process."""
     add = command.add_argument
     add("--workloads", type=names, default=_STANDARD_WORKLOADS, metavar="A,B", help="or `all`")
@@ -94,7 +94,7 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
     )
     add("--no-coverage", action="store_true", help="do not profile a step in the end")
     add("--device", choices=("cuda", "cpu"), help="default: cuda if there is a device")
-    add("--timeout-s", type=positive, default=300, help="limit of one process (default 300)")
+    add("--timeout-s", type=positive, default=timeout_s, help=f"limit of one process (default {timeout_s})")
     add("--logs", type=Path, metavar="DIR", help="keep the output of the processes")
 
 

@@ -67,7 +67,8 @@ def _add_campaign(command: argparse.ArgumentParser) -> None:
 
 def _add_run(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_run)
-    add_run_options(command)
+    # A process also waits for others to compile and to be timed.
+    add_run_options(command, timeout_s=1_200)
     add = command.add_argument
     add("--gpus", type=positive, default=1, help="GPUs to deal the workloads to (default 1)")
     add(
