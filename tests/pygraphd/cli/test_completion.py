@@ -84,9 +84,14 @@ def test_each_shell_is_told_the_words(
     assert _words(shell, _told(capsys)) == LINES[line]
 
 
+REQUIRED = "TESTS_REQUIRE_SHELLS"
+"""The variable with which a shell that is missing fails its test, instead of having it skipped."""
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_shell_itself_completes(shell: str, tmp_path: Path) -> None:
     if (program := shutil.which(shell)) is None:
+        assert REQUIRED not in os.environ, f"{REQUIRED} is set, and there is no {shell}"
         pytest.skip(f"needs {shell}")
     for name, command in {
         "pygraphd": f'exec {shlex.quote(sys.executable)} -m pygraphd "$@"',
