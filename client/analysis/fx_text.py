@@ -12,6 +12,8 @@ _OVERWRITES = re.compile(
     re.MULTILINE,
 )
 """Operators in place that write all elements, with an argument or a list of arguments that they write."""
+_IN_PART = re.compile(r"torch\.ops\.aten\.(?!copy_\.|_foreach_)\w*(?:_\.|scatter|index_put)")
+"""Operators that may write some elements of an input. A copy of their result to the input writes no more than they do, or is left out."""
 
 
 def taken(text: str) -> list[str] | None:
@@ -27,7 +29,12 @@ def returned(text: str) -> list[str] | None:
 
 
 def overwritten_inputs(text: str) -> frozenset[int]:
-    """Return the indices of the inputs all of whose elements a printed graph overwrites, as an optimizer's step does its parameters."""
+    """Return the indices of the inputs all of whose elements a printed graph overwrites, as an optimizer's step does its parameters.
+
+    None are returned of a graph that may write to parts of tensors. An input that is copied to itself may be among them.
+    """
+    if _IN_PART.search(text):
+        return frozenset()
     written = _OVERWRITES.findall(text)
     names = {name for one, several in written for name in (one, *several.split(", "))}
     return frozenset(index for index, name in enumerate(taken(text) or ()) if name in names)

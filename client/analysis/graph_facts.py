@@ -89,7 +89,7 @@ def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> 
         compiled.collectives,
         written=_written(compiled),
         donated=compiled.donated_inputs or frozenset(),
-        overwritten=overwritten_inputs(compiled.text) if compiled.is_repeatable else frozenset(),
+        overwritten=_overwritten(compiled),
         unsteady=atomic_outputs(compiled.text),
         backward=backward or BackwardFacts(),
     )
@@ -100,6 +100,12 @@ def _written(compiled: CompiledFacts) -> frozenset[int] | None:
     if not compiled.is_repeatable or compiled.donated_inputs is None:
         return None
     return compiled.donated_inputs.union(compiled.mutated_inputs)
+
+
+def _overwritten(compiled: CompiledFacts) -> frozenset[int]:
+    if not compiled.is_repeatable:
+        return frozenset()
+    return overwritten_inputs(compiled.text).intersection(compiled.mutated_inputs)
 
 
 def _where(mine: Sequence[Sequence[int]], outputs: frozenset[int]) -> frozenset[int]:

@@ -168,8 +168,10 @@ class Recordings:
         """
         self.empty_cache()
         with self._changing:
+            if slot.replay is not replay:
+                return  # another thread has recorded it again
             slot.is_new = False
-            if replay.fused is not None and slot.replay is replay:
+            if replay.fused is not None:
                 self._fused[slot.size] = replay.fused
 
     def run_by_steps(self, inputs: list[Any]) -> Any:

@@ -113,9 +113,11 @@ def _is_new(expression: str) -> bool:
 
 @functools.cache
 def _returns_new(name: str, overload: str) -> bool:
-    """Return whether an operator of PyTorch's returns no alias of an argument."""
+    """Return whether an operator of PyTorch's is known to return no alias of an argument. The schemas of some, as `_unsafe_view`, leave it out."""
     operator = getattr(getattr(torch.ops.aten, name, None), overload, None)
-    return operator is not None and all(each.alias_info is None for each in operator._schema.returns)
+    if operator is None or not (name.endswith("_backward") or torch.Tag.core in operator.tags):
+        return False
+    return all(each.alias_info is None for each in operator._schema.returns)
 
 
 def _inputs(code: str) -> list[str]:

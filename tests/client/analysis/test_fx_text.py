@@ -45,6 +45,22 @@ def test_an_input_that_is_written_in_part_is_not(writes: str) -> None:
     assert overwritten_inputs(GRAPH.format(writes=writes)) == frozenset()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "index_put_.default",
+        "index_put.default",
+        "slice_scatter.default",
+        "masked_scatter.default",
+        "add_.Tensor",
+    ],
+)
+def test_no_input_of_a_graph_that_writes_to_parts_is(call: str) -> None:
+    """What is copied to the input then may be the input itself, under the name of the operator's result."""
+    writes = f"put = torch.ops.aten.{call}(weight, [at], mul)\n        {WHOLE[0].replace('sub', 'put')}"
+    assert overwritten_inputs(GRAPH.format(writes=writes)) == frozenset()
+
+
 def test_inputs_and_outputs_are_named_in_order() -> None:
     text = GRAPH.format(writes=WHOLE[0])
     assert taken(text) == ["weight", "moment", "rows", "grad"]

@@ -63,9 +63,11 @@ def test_outputs_that_depend_on_atomic_sums_are_known_of_each_partition() -> Non
     assert [facts.of_partition(maps, number).unsteady for number in range(2)] == [frozenset(), {1}]
 
 
-@pytest.mark.parametrize("is_repeatable", [True, False])
-def test_overwritten_inputs_are_known_of_each_partition(is_repeatable: bool) -> None:
-    """A custom operator may do more with an input than the graph says."""
+@pytest.mark.parametrize(("is_repeatable", "mutated"), [(True, (1,)), (True, ()), (False, (1,))])
+def test_overwritten_inputs_are_known_of_each_partition(
+    is_repeatable: bool, mutated: tuple[int, ...]
+) -> None:
+    """A custom operator may do more with an input than the graph says, and an input that is copied to itself is only read."""
     text = """
     def forward(self, a: "f32[4]", b: "f32[4]"):
         copy_: "f32[4]" = torch.ops.aten.copy_.default(b, a);  b = a = copy_ = None
@@ -73,13 +75,13 @@ def test_overwritten_inputs_are_known_of_each_partition(is_repeatable: bool) -> 
     """
     compiled: Any = SimpleNamespace(
         text=text, is_inference=True, collectives=(), is_repeatable=is_repeatable, is_vouched=True, saved=frozenset(),
-        donated_inputs=frozenset(), mutated_inputs=(1,),
+        donated_inputs=frozenset(), mutated_inputs=mutated,
     )  # fmt: skip
 
     facts = facts_of(compiled)
 
     assert facts is not None
-    assert facts.overwritten == ({1} if is_repeatable else set())
+    assert facts.overwritten == (set(mutated) if is_repeatable else set())
     assert facts.of_partition([PartitionMap((None, 1), ())], 0).overwritten == facts.overwritten
 
 

@@ -187,6 +187,7 @@ def test_the_inputs_are_known_that_outputs_of_a_backward_lie_in(
         (RETURNS.replace("(buf0, reinterpret_tensor(buf3, (), ())", "(buf0, one"), TEXT, {15}),
         (RETURNS.replace("buf3 = three; del three", "buf3 = torch.ops.mylib.roll.default(one)"), TEXT, {15}),
         (RETURNS.replace("buf3 = three; del three", "buf3 = torch.ops.aten.sort.default(one)"), TEXT, set()),
+        (RETURNS.replace("buf3 = three; del three", "buf3 = torch.ops.aten._unsafe_view.default(one, [])"), TEXT, {15}),
         (RETURNS.replace("three", "partition_rows"), TEXT.replace("three", "partition_rows"), {1}),
         (RETURNS.replace("three", "empty_strided_like"), TEXT.replace("three", "empty_strided_like"), {1}),
         ("# as a call( of tl\n    return (x + 1)\n" + RETURNS, TEXT, {1}),
@@ -198,7 +199,7 @@ def test_the_inputs_are_known_that_outputs_of_a_backward_lie_in(
         (RETURNS + "    buf4 = alloc_from_pool(pool0, 0)", TEXT, None),
     ],
     ids=[
-        "reused", "through a partition", "item", "view", "new memory", "input", "custom operator", "operator",
+        "reused", "through a partition", "item", "view", "new memory", "input", "custom operator", "operator", "view by its name alone",
         "name like a partition's", "name like a call", "kernel's text", "unknown size",
         "no graph", "no outputs", "no wrapper", "subgraph", "planned memory",
     ],

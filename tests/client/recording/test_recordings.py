@@ -433,3 +433,26 @@ def test_memory_is_given_back_before_the_first_replay_and_the_helper_serves_the_
         seen.append((len(by_python), len(case.recorder.emptied_before)))
 
     assert seen == [(1, 0), (2, 1), (3, 2), (3, 2), (3, 2), (3, 2)]
+
+
+def test_a_recording_that_another_thread_makes_before_the_first_replay_is_served_by_the_helper(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = case.make(add)
+    run, slots = recorded.run, recorded._slots
+    for number in range(2):
+        run([case.floats(number, 1.0), case.floats(1.0, 2.0)])
+    give_back, others = recorded.empty_cache, [recorded]
+
+    def record_again(**options: bool) -> None:
+        give_back(**options)
+        while others:
+            others.pop()._record(slots[()], [case.floats(5.0, 1.0), case.floats(1.0, 2.0)])
+
+    monkeypatch.setattr(recorded, "empty_cache", record_again)
+    for number in range(3):
+        run([case.floats(number, 1.0), case.floats(1.0, 2.0)])
+
+    case.expect(captured=2)
+    assert list(recorded._fused) == [()]
+    assert [each.fused for each in recorded.replays] == [recorded._fused[()]]
