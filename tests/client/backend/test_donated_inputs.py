@@ -153,7 +153,8 @@ def test_the_inputs_are_known_that_outputs_of_a_backward_lie_in(
         run = compiled.current_callable
 
         def call(inputs: list[Any]) -> Any:
-            given = {each.untyped_storage().data_ptr(): each.numel() for each in inputs}
+            kept = [*inputs]  # or an output may come to lie where an input has been
+            given = {each.untyped_storage().data_ptr(): each.numel() for each in kept}
             outputs = run(inputs)
             at = {each.untyped_storage().data_ptr() for each in outputs if each is not None}
             seen.append(({given[each] for each in at & given.keys()}, predicted))
