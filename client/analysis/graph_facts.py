@@ -103,7 +103,8 @@ def _written(compiled: CompiledFacts) -> frozenset[int] | None:
 
 
 def _overwritten(compiled: CompiledFacts) -> frozenset[int]:
-    if not compiled.is_repeatable:
+    # Most graphs write to no input, and their text need not be read.
+    if not (compiled.is_repeatable and compiled.mutated_inputs):
         return frozenset()
     return overwritten_inputs(compiled.text).intersection(compiled.mutated_inputs)
 
