@@ -243,8 +243,8 @@ class CudaRecorder:
     def _pool(self, generators: Sequence[torch.Generator], addresses: AliasedMemory | None) -> CapturePool:
         ops = None if addresses is None else helper.ops(lambda _: None)
         if addresses is None or ops is None:
-            return CapturePool(self._device_index, generators)
-        return AddressPool(self._device_index, generators, addresses, ops)
+            return CapturePool(self.driver, self._device_index, generators)
+        return AddressPool(self.driver, self._device_index, generators, addresses, ops)
 
     def _run(
         self,
@@ -352,16 +352,24 @@ class CudaRecorder:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""
         if with_workspaces and not self.why_not():
             workspaces.clear()
-        reserved = torch.cuda.memory_reserved(self.device)
-        self._most_reserved = max(self._most_reserved, reserved)
-        free = reserved - torch.cuda.memory_allocated(self.device)
+        free = self._note_reserved() - torch.cuda.memory_allocated(self.device)
         if free > MAX_CACHED_BYTES and not self.why_not():
-            workspaces.empty_cache()
+            self._empty_cache()
 
     def trim(self) -> None:
         """Give free memory back to the device, and the workspaces that libraries keep for calls that are replayed from now on."""
+        self._note_reserved()
         workspaces.clear()
-        workspaces.empty_cache()
+        self._empty_cache()
+
+    def _note_reserved(self) -> int:
+        reserved = int(torch.cuda.memory_reserved(self.device))
+        self._most_reserved = max(self._most_reserved, reserved)
+        return reserved
+
+    def _empty_cache(self) -> None:
+        with self.driver.relaxed():  # another thread may be capturing, on another GPU
+            workspaces.empty_cache()
 
     def mark(self) -> torch.cuda.Event:
         """Return an event with a time, recorded on the current stream."""

@@ -13,6 +13,7 @@ from pygraphd.client.backend.workspaces import workspaces
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pygraphd.client.backend.driver import Driver
     from pygraphd.client.recording.aliased_memory import AliasedMemory
     from pygraphd.client.replay.native.ffi import TensorOps
 
@@ -22,7 +23,8 @@ class CapturePool:
 
     references = 1
 
-    def __init__(self, device_index: int, generators: Sequence[torch.Generator] = ()) -> None:
+    def __init__(self, driver: Driver, device_index: int, generators: Sequence[torch.Generator] = ()) -> None:
+        self._driver = driver
         self._device_index = device_index
         self._generators = generators
         self.handle = self._made()
@@ -45,7 +47,8 @@ class CapturePool:
         if used:
             for _ in range(self.references):
                 torch_private.release_pool(self._device_index, self.handle)
-            workspaces.empty_cache()
+            with self._driver.relaxed():  # another thread may be capturing, on another GPU
+                workspaces.empty_cache()
 
 
 class AddressPool(CapturePool):
@@ -55,6 +58,7 @@ class AddressPool(CapturePool):
 
     def __init__(
         self,
+        driver: Driver,
         device_index: int,
         generators: Sequence[torch.Generator],
         addresses: AliasedMemory,
@@ -62,7 +66,7 @@ class AddressPool(CapturePool):
     ) -> None:
         self._addresses = addresses
         self._ops = ops
-        super().__init__(device_index, generators)
+        super().__init__(driver, device_index, generators)
 
     def _made(self) -> torch_private.Pool:
         return torch_private.pool_served_by(*self._ops.arena_functions())

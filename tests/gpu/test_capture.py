@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -86,3 +87,36 @@ def test_temporaries_that_grow_lie_in_the_same_memory_on_a_ground(is_shifted: bo
     assert together.bytes < max(sizes) + (2 << 20)
     together.discard(recorder.driver)
     assert torch.cuda.memory_reserved() <= reserved
+
+
+def test_memory_goes_back_while_another_thread_captures_on_another_gpu() -> None:
+    """In CUDA's default mode, in which a call that frees memory in any thread ends the capture."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("it needs two GPUs")
+    recorder = CudaRecorder(driver.load(), 0)
+    x, graph, outputs = torch.ones(64, device="cuda:1"), torch.cuda.CUDAGraph(), list[torch.Tensor]()
+    begun, over = threading.Event(), threading.Event()
+
+    def capture_elsewhere() -> None:
+        with torch.cuda.device(1), torch.cuda.graph(graph, capture_error_mode="global"):
+            begun.set()
+            over.wait(60)
+            outputs.append(x + 1)
+
+    thread = threading.Thread(target=capture_elsewhere)
+    free = torch.empty(4 * capture.MAX_CACHED_BYTES, dtype=torch.uint8, device="cuda:0")
+    thread.start()
+    assert begun.wait(60)
+    try:
+        del free
+        reserved = torch.cuda.memory_reserved(0)
+        recorder.empty_cache()
+        given_back = reserved - torch.cuda.memory_reserved(0)
+    finally:
+        over.set()
+        thread.join(60)
+
+    assert given_back >= 4 * capture.MAX_CACHED_BYTES
+    graph.replay()
+    torch.cuda.synchronize(1)
+    assert outputs[0].tolist() == [2.0] * 64

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from ctypes import byref, c_int
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 
+from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.driver import _CAPTURE_MODE_RELAXED
 from pygraphd.client.backend.errors import FallbackError, TransientError
 from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
+from pygraphd.client.recording.capture_pool import CapturePool
 from pygraphd.client.recording.output_reserves import OutputReserves
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.stream_affinity import StreamAffinity
@@ -88,16 +92,52 @@ def test_who_asks_why_nothing_is_captured_waits_for_nobody(
     [(capture.MAX_CACHED_BYTES + 1, None, 1), (capture.MAX_CACHED_BYTES, None, 0), (1 << 30, HISTORY, 0)],
 )
 def test_much_free_memory_is_given_back_before_a_capture(
-    monkeypatch: pytest.MonkeyPatch, free: int, why_not: str | None, emptied: int
+    monkeypatch: pytest.MonkeyPatch, emulator: Emulator, free: int, why_not: str | None, emptied: int
 ) -> None:
-    asked: list[int] = []
+    """Without a harm to other threads that capture meanwhile; see `Driver.relaxed`."""
+    modes: list[int] = []
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 100 + free)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
-    monkeypatch.setattr(workspaces, "empty_cache", lambda: asked.append(1))
+    monkeypatch.setattr(workspaces, "empty_cache", lambda: modes.append(capture_mode(emulator)))
+    made = recorder(monkeypatch, why_not)
+    made.driver = emulator.driver
 
-    recorder(monkeypatch, why_not).empty_cache()
+    made.empty_cache()
 
-    assert len(asked) == emptied
+    assert modes == [_CAPTURE_MODE_RELAXED] * emptied
+    assert capture_mode(emulator) != _CAPTURE_MODE_RELAXED
+
+
+def test_memory_is_given_back_without_harm_to_captures_of_other_threads(
+    monkeypatch: pytest.MonkeyPatch, emulator: Emulator
+) -> None:
+    modes: list[int] = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch_private, "capturing", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(torch_private, "release_pool", lambda *_: None)
+    monkeypatch.setattr(workspaces, "clear", lambda: None)
+    monkeypatch.setattr(workspaces, "empty_cache", lambda: modes.append(capture_mode(emulator)))
+    made = recorder(monkeypatch, None)
+    made.driver = emulator.driver
+    pool = CapturePool(emulator.driver, 0)
+
+    made.trim()
+    with pool.capturing(cast("torch.cuda.CUDAGraph", None)):
+        pass
+    pool.release()
+
+    assert modes == [_CAPTURE_MODE_RELAXED] * 2
+    assert made._most_reserved == 7
+
+
+def capture_mode(emulator: Emulator) -> int:
+    """Return the capture mode of this thread: the driver tells it where it is exchanged."""
+    mode = c_int(0)
+    emulator.driver._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+    found = mode.value
+    emulator.driver._call("cuThreadExchangeStreamCaptureMode", byref(mode))
+    return found
 
 
 class Stream:
@@ -202,12 +242,18 @@ class Taken:
     ids=["allocated", "too few", "both", "peak set back", "too few reserved", "no pools"],
 )
 def test_large_programs_get_addresses_where_the_allocator_can_hand_them_out(
-    monkeypatch: pytest.MonkeyPatch, used: int, reserved: int, setting: str, addresses: int
+    monkeypatch: pytest.MonkeyPatch,
+    emulator: Emulator,
+    used: int,
+    reserved: int,
+    setting: str,
+    addresses: int,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: used)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: used)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
     made = recorder(monkeypatch, None)
+    made.driver = emulator.driver
     for each in (reserved, 0):
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _, each=each: each)
         made.empty_cache()
