@@ -174,16 +174,21 @@ def test_memory_that_another_stream_still_reads_is_not_given_out(relocated: Relo
     for _ in range(CALLS):
         run(x)
     torch.cuda.synchronize()
-    doubled, _ = run(x)
-    place = doubled.data_ptr()
-
-    other.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(other):
-        torch.cuda._sleep(50_000_000)
-        seen = doubled.clone()
-    doubled.record_stream(other)
-    del doubled
-    busy = [torch.full_like(x, -1) for _ in range(4)]
+    for cycles in (50_000_000, 1_000_000_000, 5_000_000_000):  # a busy host may take longer than the first
+        doubled, _ = run(x)
+        place = doubled.data_ptr()
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(cycles)
+            seen = doubled.clone()
+        doubled.record_stream(other)
+        del doubled
+        busy = [torch.full_like(x, -1) for _ in range(4)]
+        if not other.query():
+            break
+        torch.cuda.synchronize()
+    else:
+        pytest.fail("the other stream had read it before the host had allocated")
 
     assert place not in {each.data_ptr() for each in busy}
     torch.cuda.synchronize()
