@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.records import Record, write_result
+from benchmarks.records import SCHEMA, Record, write_json, write_result
 from tools.lab.report import BEGIN, END, pages, performance, write_report
 from tools.lab.stored import read_results
 
@@ -93,6 +93,37 @@ def test_a_line_says_times_ratio_and_noise_and_who_is_slower_or_fails(tmp_path: 
     ]  # fmt: skip
     assert cells(page, "### Back to back", "bert-training")[3:] == ["6.00 (0.86 ±?)", "3.00 (0.43 ±?)"]
     assert "NVIDIA H100, a CPU, torch 2.11.0. Processes for each figure: 1 to 2." in page
+
+
+def test_a_baseline_that_was_not_run_leaves_a_gap(tmp_path: Path) -> None:
+    records = [record("bert-inference", "default", 2.0), record("bert-inference", "pygraph-cold", 0.25)]
+    page = pages(checkout(tmp_path, records))["docs/performance.md"]
+
+    assert cells(page, "### Waited for", "bert-inference") == [
+        "bert-inference", "2.00", "", "0.250 (0.12 ±?)",
+    ]  # fmt: skip
+
+
+def test_of_two_processes_of_a_program_the_page_shows_the_shorter_step(tmp_path: Path) -> None:
+    """One of them may have been disturbed, which a mean of two would not tell."""
+    folder = checkout(tmp_path)
+    steps = (("default", 40.0), ("default", 50.0), ("pygraph-default", 20.0), ("pygraph-default", 90.0))
+    write_json(
+        folder / "benchmarks/results/clients-h100.json",
+        {
+            "schema": SCHEMA,
+            "environment": ENVIRONMENT,
+            "settings": {"kind": "clients"},
+            "records": [
+                {"client": "ddp_train", "variant": variant, "step_ms": step_ms, "raised": "", "skipped": ""}
+                for variant, step_ms in steps
+            ],
+        },
+    )
+
+    page = pages(folder)["docs/performance.md"]
+
+    assert cells(page, "## Programs on two GPUs", "ddp_train") == ["ddp_train", "40.0", "20.0 (2.00)"]
 
 
 def test_means_are_over_the_workloads_that_all_run(tmp_path: Path) -> None:

@@ -20,12 +20,6 @@ _NAMES = {
     "pygraph-default": "PyGraph in default mode",
     "pygraph-cold": 'PyGraph with `mode="reduce-overhead"`',
 }
-_README = {
-    "default": "`default`",
-    "reduce-overhead": "`reduce-overhead`",
-    "pygraph-default": "PyGraph, default mode",
-    "pygraph-cold": 'PyGraph, `mode="reduce-overhead"`',
-}
 _OF_TWO = {each.name for each in TWO_GPUS}
 _LIBRARIES, _TWO = "Programs on popular libraries", "Programs on two GPUs"
 _MAX_REASON = 160
@@ -65,9 +59,9 @@ class Programs:
         return any(each.get("agrees") is False for each in self.processes.get((name, variant), ()))
 
     def step_ms(self, name: str, variant: str) -> float | None:
-        """Return the median over processes of the time of a step."""
+        """Return the median over processes of the time of a step; of two, the shorter one, as a process may be disturbed."""
         times = [each["step_ms"] for each in self.processes.get((name, variant), ()) if each.get("step_ms")]
-        return statistics.median(times) if times else None
+        return statistics.median_low(times) if times else None
 
 
 def client_sections(folder: Path) -> Iterator[str]:
@@ -86,7 +80,10 @@ def _parts(result: Result) -> Iterator[tuple[str, Programs]]:
 
 
 def _section(result: Result, title: str, programs: Programs) -> str:
-    told = "Time of a step in ms. Behind it, that of `default` over it: above 1, it is faster."
+    told = (
+        "Time of a step in ms; of two processes, the shorter one. "
+        "Behind it, that of `default` over it: above 1, it is faster."
+    )
     parts = [
         f"## {title}, on {gpu_of(result)}",
         result.where([]),
@@ -99,10 +96,9 @@ def _section(result: Result, title: str, programs: Programs) -> str:
 
 
 def readme_clients(folder: Path) -> str:
-    """Return what README.md says of these programs, with a table; empty without a stored result."""
+    """Return what README.md says of these programs; empty without a stored result."""
     for result in read_results(folder, "clients")[:1]:
-        told = [case(result, title, programs) for title, programs in _parts(result)]
-        return "\n\n".join([*told, _short_table(Programs.of(result.content["records"]))])
+        return "\n\n".join(case(result, title, programs) for title, programs in _parts(result))
     return ""
 
 
@@ -148,23 +144,14 @@ def _table(programs: Programs) -> str:
     return markdown_table(["program", *map(code, shown)], lines)
 
 
-def _short_table(programs: Programs) -> str:
-    """Return the table of README.md: times alone, as `docs/performance.md` has the rest."""
-    shown = [each for each in _README if any(variant == each for _, variant in programs.processes)]
-    lines = [
-        [name, *(_cell(programs, name, variant, told=False) for variant in shown)] for name in programs.names
-    ]
-    return markdown_table(["ms a step", *(_README[each] for each in shown)], lines)
-
-
-def _cell(programs: Programs, name: str, variant: str, *, told: bool = True) -> str:
+def _cell(programs: Programs, name: str, variant: str) -> str:
     if programs.raised(name, variant):
         return "**raises**"
     step_ms = programs.step_ms(name, variant)
     if step_ms is None:
         return ""
     gain = _gain(programs, name, variant)
-    ratio = f" ({gain:.2f})" if told and gain and variant != "default" else ""
+    ratio = f" ({gain:.2f})" if gain and variant != "default" else ""
     return f"{milliseconds(step_ms)}{ratio}{', **other results**' if programs.differs(name, variant) else ''}"
 
 

@@ -153,10 +153,10 @@ def _mean(ratios: Sequence[float]) -> float:
 
 def _times(records: Sequence[Record], comparisons: Mapping[str, Sequence[Comparison]], kind: Kind) -> str:
     found = {(name, each.workload): each.times[kind] for name, all_ in comparisons.items() for each in all_}
-    rows = []
+    rows, tried = [], {(each.workload, each.variant) for each in records}
     for workload in dict.fromkeys(each.workload for each in records):
         of_any = next(found[name, workload] for name in comparisons if (name, workload) in found)
-        plain = [_ms(of_any, name) for name in BASELINES]
+        plain = [_ms(of_any, name) if (workload, name) in tried else _NONE for name in BASELINES]
         ours = [_ours(found.get((name, workload)), name) for name in comparisons]
         rows.append([workload, *plain, *ours])
     return markdown_table(["workload", *map(code, (*BASELINES, *comparisons))], rows)
