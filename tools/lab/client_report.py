@@ -104,13 +104,12 @@ def readme_clients(folder: Path) -> str:
 
 def case(result: Result, title: str, programs: Programs) -> str:
     """Return in how many programs each variant raised or had other results, and the gain where it ran."""
-    told = f"Of {len(programs.names)} {title[0].lower()}{title[1:]}"
-    raised = [
-        f"{name} {_raised_in(programs, variant)}"
-        for variant, name in _NAMES.items()
-        if any(variant == known for _, known in programs.processes)
-    ]
-    sentences = [f"{told}, {', '.join(raised)}."] if raised else []
+    told = f"{len(programs.names)} {title[0].lower()}{title[1:]}"
+    variants = [each for each in _NAMES if any(each == known for _, known in programs.processes)]
+    raised = [f"{_NAMES[each]} {_raised_in(programs, each)}" for each in variants]
+    sentences = [f"Of {told}, {', '.join(raised)}."] if raised else []
+    if variants and not any(programs.raised(name, each) for name in programs.names for each in variants):
+        sentences = [f"None of the {told} raised an error, plainly or with PyGraph."]
     for variant in _NAMES:
         wrong = [name for name in programs.names if programs.differs(name, variant)]
         if wrong:
