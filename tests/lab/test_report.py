@@ -124,7 +124,6 @@ def test_of_two_processes_of_a_program_the_page_shows_the_shorter_step(tmp_path:
     page = pages(folder)["docs/performance.md"]
 
     assert cells(page, "## Programs on two GPUs", "ddp_train") == ["ddp_train", "40.0", "20.0 (2.00)"]
-    assert "None of the 1 programs on two GPUs raised an error" in page
 
 
 def test_means_are_over_the_workloads_that_all_run(tmp_path: Path) -> None:

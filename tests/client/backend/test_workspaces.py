@@ -19,6 +19,8 @@ from tests.support.stepped_clock import SteppedClock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tests.support.emulator import Emulator
+
 pytestmark = pytest.mark.torch
 
 CLEARED, EMPTIED = "cleared", "emptied"
@@ -60,6 +62,15 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     return events
 
 
+@pytest.fixture
+def recorder(events: Events, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> CudaRecorder:
+    """Return a recorder of a device that there is not, as far as it gives memory back."""
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    made = CudaRecorder.__new__(CudaRecorder)
+    made.device, made.driver, made._most_reserved = torch.device("cpu"), emulator.driver, 0
+    return made
+
+
 @contextlib.contextmanager
 def running(count: int) -> Iterator[None]:
     """Have so many threads beside this one."""
@@ -85,22 +96,24 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("others", "devices"), [(1, 1), (0, 2)])
 def test_beside_others_memory_is_given_back_some_time_later(
-    events: Events, monkeypatch: pytest.MonkeyPatch, others: int, devices: int
+    events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch, others: int, devices: int
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
 
     with running(others):
-        CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
+        recorder.trim()
 
     assert events.names == [CLEARED, EMPTIED]
     assert events.least_distance_s() == pytest.approx(UNTIL_MEMORY_GOES_S)
 
 
-def test_who_is_alone_waits_for_nobody(events: Events, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_alone_waits_for_nobody(
+    events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
 
-    CudaRecorder.trim(CudaRecorder.__new__(CudaRecorder))
+    recorder.trim()
 
     assert events.names == [CLEARED, EMPTIED]
 
