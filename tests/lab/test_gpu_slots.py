@@ -120,8 +120,6 @@ def test_nobody_waits_for_what_is_compiled(tmp_path: Path) -> None:
     variants = [
         Trial(0, WORKLOADS["three-ops"], VARIANTS[name]) for name in ("reduce-overhead", "pygraph-cold")
     ]
-    other_mode = Trial(0, WORKLOADS["three-ops"], VARIANTS["default"])
-    assert runner.compiles_with(other_mode) not in {runner.compiles_with(trial) for trial in variants}
     runner.caches(variants[0]).mkdir()  # as of a run that was ended while it compiled
     assert len({runner.compiles_with(trial) for trial in variants}) == 1
     runner._mark(variants[0]).touch()

@@ -8,7 +8,6 @@ Of those that share what they compile, one compiles first, and the others find i
 from __future__ import annotations
 
 import fcntl
-import math
 import os
 import time
 from pathlib import Path
@@ -64,7 +63,7 @@ class Barrier:
         self._after: dict[str, Path] = {}
         first: dict[Hashable, str] = {}
         side_by_side = max(1, len({shared for _, shared in expected} - {None}))
-        self._threads = math.ceil((cores or len(os.sched_getaffinity(0))) / side_by_side)
+        self._threads = max(1, (cores or len(os.sched_getaffinity(0))) // side_by_side)
         for name, shared in expected:
             if shared is not None and first.setdefault(shared, name) != name:
                 self._after[name] = self._file(first[shared])

@@ -78,13 +78,8 @@ class SharedRunner(TrialRunner):
         return result
 
     def compiles_with(self, trial: Trial) -> Hashable:
-        """Return a value that trials share of which one compiles for the others; they need not wait if that is done.
-
-        Modes of `torch.compile` do not wait for each other: of graphs, each has its own in the caches, and both together compile sooner.
-        """
-        if self._mark(trial).exists():
-            return trial.name
-        return self.caches(trial), trial.variant.compile.mode
+        """Return a value that trials share of which one compiles for the others; they need not wait if that is done."""
+        return trial.name if self._mark(trial).exists() else self.caches(trial)
 
     def _mark(self, trial: Trial) -> Path:
         # A mark of the variant: PyGraph's placement compiles other code among the same caches.
