@@ -31,12 +31,11 @@ LIBRARIES = {
     "ppo": (),
     "pyg_gcn": ("torch_geometric",),
     "sentence_embeddings": ("sentence_transformers", "transformers"),
-    "serve_batches": (),
     "timm_train": ("timm",),
     "whisper_transcribe": ("transformers",),
 }
 TWO_GPUS = ("tp_decode", "ddp_train", "fsdp2_train")
-MANY_SIZES = {"sentence_embeddings", "serve_batches"}
+MANY_SIZES = {"sentence_embeddings"}
 """Programs in which hardly a size comes back often enough to be tried."""
 
 
