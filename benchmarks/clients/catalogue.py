@@ -44,6 +44,7 @@ ONE_GPU = (
     Client("whisper_transcribe", ("transformers",)),
     Client("peft_lora", ("peft", "transformers")),
     Client("gpt_decode"),
+    Client("serve_batches"),
     Client("pyg_gcn", ("torch_geometric",)),
     Client("ppo"),
 )

@@ -73,6 +73,9 @@ STANDARD = (
     Workload("dalle-inference", Mode.INFERENCE, 4, "benchmarks.workloads.dalle:dalle_inference"),
     Workload("t5-generation", Mode.INFERENCE, 4, "benchmarks.workloads.generation:t5_generation"),
     Workload("detection-inference", Mode.INFERENCE, 1, "benchmarks.workloads.detection:detection_inference"),
+    Workload(
+        "large-decode", Mode.INFERENCE, 64, "benchmarks.workloads.decoder:decoder_inference", in_all=False
+    ),
     Workload("mlp-training", Mode.TRAINING, 16, "benchmarks.workloads.synthetic:mlp_training"),
 )
 WORKLOADS = {workload.name: workload for workload in STANDARD}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -9,7 +10,10 @@ import torch
 from benchmarks.errors import BenchmarkError
 from benchmarks.step import Step
 from benchmarks.variants import Compile
-from benchmarks.workloads import STANDARD, WORKLOADS, Mode, vision
+from benchmarks.workloads import STANDARD, WORKLOADS, Mode, decoder, vision
+
+if TYPE_CHECKING:
+    from benchmarks.workloads.case import Inputs
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -42,6 +46,35 @@ def test_the_large_training_is_the_same_on_more_images(monkeypatch: pytest.Monke
     assert [small[each].shape[0] for each in small] == [8, 8]
     assert [large[each].shape[0] for each in large] == [64, 64]
     assert [small[each].shape[1:] for each in small] == [large[each].shape[1:] for each in large]
+
+
+@pytest.mark.parametrize(("total_gb", "layers", "filled_gb"), [(85.0, 24, 67.9), (150.7, 42, 118.0)])
+def test_the_large_decoder_fills_four_fifths_of_a_gpu(total_gb: float, layers: int, filled_gb: float) -> None:
+    sizes = decoder.sizes_for(int(total_gb * 1e9), 64)
+    with torch.device("meta"):
+        tensors = decoder.Decoder(sizes, 64).state_dict().values()
+
+    assert sizes.layers == layers
+    assert sum(each.nbytes for each in tensors) == pytest.approx(filled_gb * 1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize("broken", ["logits", "layers.0.attention.keys", None])
+def test_the_check_of_the_large_decoder_finds_wrong_results(broken: str | None) -> None:
+    case = WORKLOADS["large-decode"].build(CPU)
+
+    class Wrong(Step):
+        def evaluate(self, inputs: Inputs) -> torch.Tensor:
+            logits: torch.Tensor = super().evaluate(inputs)
+            if broken == "logits":
+                return -logits
+            if broken:
+                dict(case.module.named_buffers())[broken].index_fill_(2, inputs["place"], 1.0)
+            return logits
+
+    verdict = decoder.check(case, Wrong(case, CPU, Compile.EAGER), CPU, lambda: case.draw(torch.Generator()))
+
+    assert verdict.correct is (broken is None), verdict.note
+    assert verdict.note.startswith(broken or "compared")
 
 
 def test_inputs_are_new_each_step_and_the_same_for_every_peer() -> None:

@@ -31,6 +31,7 @@ LIBRARIES = {
     "ppo": (),
     "pyg_gcn": ("torch_geometric",),
     "sentence_embeddings": ("sentence_transformers", "transformers"),
+    "serve_batches": (),
     "timm_train": ("timm",),
     "whisper_transcribe": ("transformers",),
 }
