@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pygraphd.client.frontend.settings import Options
     from pygraphd.client.recording.capture import CudaRecorder
     from pygraphd.client.recording.recordings import Recordings
+    from pygraphd.client.replay.scratch import SharedScratch
     from pygraphd.schema.reasons import Reason
 
 
@@ -33,6 +34,10 @@ class Devices:
         self._collective: weakref.WeakSet[Recordings] = weakref.WeakSet()
         """The recordings that may hold collectives."""
         self._recorders: dict[int, CudaRecorder | None] = {}
+        self._scratch: weakref.WeakValueDictionary[tuple[str, int], SharedScratch] = (
+            weakref.WeakValueDictionary()
+        )
+        """By the hash of a graph and its device, as long as there are recordings of it: each size has recordings of its own."""
 
     def recordings(
         self,
@@ -47,11 +52,13 @@ class Devices:
             return None
         from pygraphd.client.recording.attention_host import make_recordings
         from pygraphd.client.recording.recordings import MAX_RECORDINGS
+        from pygraphd.client.replay.scratch import SharedScratch
 
         most = max(self._options.sizes.sizes, MAX_RECORDINGS)
         recheck_s = self._options.recheck_s
+        scratch = self._scratch.setdefault((facts.digest, device_index), SharedScratch())
         made = make_recordings(
-            launch, recorder, self._report, facts, most, recheck_s, note_wrong, groups=self._groups
+            launch, recorder, self._report, facts, most, recheck_s, note_wrong, scratch, groups=self._groups
         )
         if any(facts.collectives):
             self._collective.add(made)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 SCRATCH = Share(count=32, least=4 << 20)
 """Scratch is allocated in about 32 pieces of at least 4 MiB: a single one would need a gap of its whole size, and many cost host time."""
+IN_ONE = Share(count=1, least=0)
+"""Scratch of a graph with sizes is one piece, which all sizes allocate alike; see `replay/scratch.py`."""
 MIN_SCRATCH_BYTES = (1 << 20) + BLOCK
 """Bytes of the smallest piece of scratch. PyTorch allocates up to 1 MiB among small tensors, where any tensor that is kept takes its place.
 
@@ -112,7 +114,8 @@ def _build(
     segments += [SegmentRange(span, number) for number, span in enumerate(sets.scratch, start=first_scratch)]
     in_place = [SegmentRange(span, IN_PLACE) for span in capture.held]
     table = _relocation_table(driver, parameters, [*segments, *in_place], first, groups, recapture)
-    table, sizes = in_pieces(table, first_scratch, sets.scratch, SCRATCH)
+    has_sizes = any(type(value) is int for value in inputs)
+    table, sizes = in_pieces(table, first_scratch, sets.scratch, IN_ONE if has_sizes else SCRATCH)
     memories = (*memories, *(Memory((max(size, MIN_SCRATCH_BYTES),), (1,), torch.uint8) for size in sizes))
     layout = Layout(
         tuple(group for group, _ in groups),
@@ -120,6 +123,7 @@ def _build(
         Outputs(outputs, [memory.dtype for memory in memories], as_tuple=capture.as_tuple),
         tuple(generators_in(inputs).items()),
         sets.saves_together,
+        len(memories) - 1 if has_sizes and sizes else None,
     )
     means = replay_device(device, note)
     _learn_random_state(capture, parameters, segments, means)

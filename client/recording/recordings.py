@@ -29,6 +29,7 @@ from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.replay import as_fallback
+from pygraphd.client.replay.scratch import SharedScratch
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -82,13 +83,16 @@ class Recordings:
         max_recordings: int = MAX_RECORDINGS,
         recheck_s: float = 0.0,
         note_wrong: Callable[[Size, Reason], None] = lambda *_: None,
+        scratch: SharedScratch | None = None,
     ) -> None:
         """Record `launch`, which runs the kernels; results are checked every `recheck_s` seconds (0: never).
 
-        `note_wrong` is called with the size of a recording that fails a check, and the reason.
+        `note_wrong` is called with the size of a recording that fails a check, and the reason. `scratch` is shared with other
+        recordings of the same graph.
         """
         self._check = ResultCheck(launch, recorder, report, facts, recheck_s)
         self._note_wrong = note_wrong
+        self._scratch = scratch or SharedScratch()
         self._max_recordings = max_recordings
         self._launch = launch
         self.facts = facts
@@ -333,6 +337,7 @@ class Recordings:
     def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
         slot.disagreements.latest = None
         replay = attempt.keep()
+        self._scratch.add(replay)
         replay.counts.next_check = self._check.first_poll(replay)
         with self._changing:
             self._slots[slot.size] = slot  # another thread may have let go of it meanwhile

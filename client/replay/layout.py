@@ -37,3 +37,5 @@ class Layout:
     """Inputs that are generators from which the recording draws random numbers, as (index, generator)."""
     saves_together: bool = False
     """Several outputs that are saved for a backward share a storage."""
+    scratch: int | None = None
+    """The index in `memories` of all scratch of a graph with sizes; None: there is none, or it is in pieces."""

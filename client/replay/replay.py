@@ -197,6 +197,20 @@ class Replay:
         return len(executables) if executables is not None else 0
 
     @property
+    def scratch_bytes(self) -> int:
+        """The bytes of scratch that the recording needs; 0 if there is none, or it is in pieces."""
+        scratch = self.layout.scratch
+        return 0 if scratch is None else self.layout.memories[scratch].bytes
+
+    def allocate_scratch(self, size: int) -> None:
+        """Allocate `size` bytes of scratch at each call from now on, at least as many as the recording needs. Its layout must say where."""
+        assert self.layout.scratch is not None
+        at = self._order.index(self.layout.scratch)
+        with self.counts:
+            self._allocations[at] = (size,), (1,), torch.uint8
+            self.counts.arguments = tuple(self._allocations)
+
+    @property
     def draws(self) -> bool:
         """Whether the graph draws random numbers."""
         return self._cursor is not None or bool(self.layout.generators)

@@ -66,6 +66,36 @@ def memory() -> Memory:
     return Memory()
 
 
+def with_scratch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return a row of numbers; what lies between takes 32 MB for each row of `x`."""
+    return ((x @ w).sin() @ w.T).sum(1)
+
+
+def test_sizes_share_scratch_whatever_their_order(relocated: Relocated, memory: Memory) -> None:
+    """The allocator would keep scratch of each size, where the next one is larger: 2.2 GB of it here."""
+    w = torch.randn(64, 8 * MB, device="cuda", dtype=torch.float16) / 64
+    run, rows = torch.compile(with_scratch, mode="reduce-overhead", dynamic=True), (4, 8, 12, 16)
+
+    def call(n: int) -> None:
+        x = torch.randn(n, 64, device="cuda", dtype=torch.float16)
+        torch.testing.assert_close(run(x, w), with_scratch(x, w), rtol=0.05, atol=0.5)
+
+    with torch.no_grad():
+        for n in (*rows, *rows, *rows):
+            call(n)
+        torch.cuda.empty_cache()
+        for n in (*rows, *rows):
+            x = torch.randn(n, 64, device="cuda", dtype=torch.float16)
+            run(x, w)
+
+    [region] = relocated.made
+    assert len(region.replays) == len(rows)
+    assert all(replay.counts.replays >= 3 for replay in region.replays)
+    largest = max(replay.scratch_bytes for replay in region.replays)
+    assert largest >= 16 * 8 * MB * 2
+    assert torch.cuda.memory_reserved() < w.nbytes + largest + 128 * MB
+
+
 def test_relocatable_graphs_of_two_hundred_sizes(relocated: Relocated, memory: Memory) -> None:
     assert len(SIZES) >= 200
     run = torch.compile(affine, mode="reduce-overhead", dynamic=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.aliased_memory import AliasedMemory
     from pygraphd.client.recording.recordings import Recordings
     from pygraphd.client.recording.size_slot import Size
+    from pygraphd.client.replay.scratch import SharedScratch
     from pygraphd.schema.reasons import Reason
     from tests.support.emulator import Allocator, Emulator
 
@@ -428,12 +429,12 @@ class Case:
         max_recordings: int = recordings.MAX_RECORDINGS,
         recheck_s: float = 0.0,
         groups: Any = None,
+        scratch: SharedScratch | None = None,
     ) -> Recordings:
         launch = self.recorder.compiled(body)
         recorder: Any = self.recorder
-        made = attention_host.make_recordings(
-            launch, recorder, self.report, facts, max_recordings, recheck_s, self._note_wrong, groups=groups
-        )
+        more = max_recordings, recheck_s, self._note_wrong, scratch
+        made = attention_host.make_recordings(launch, recorder, self.report, facts, *more, groups=groups)
         self._made.append(made)
         return made
 

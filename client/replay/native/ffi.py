@@ -63,6 +63,8 @@ class Fused(Protocol):
     """A function, or the address of the driver's."""
     expect: Callable[[int], None] | None
     """Called with the stream before a launch; raises `FallbackError` if the launch may not go to that stream now."""
+    arguments: tuple[tuple[Any, ...], ...]
+    """See `Parts.arguments`; to be replaced by as many tuples, between `__enter__` and `__exit__`."""
 
     def __call__(self, inputs: list[Any], /) -> tuple[Any, Any] | None:
         """Serve a call, clear its inputs, and return the outputs and what `launch` has returned.

@@ -225,6 +225,7 @@ static PyMethodDef replay_methods[] = {{"__enter__", enter_replay, METH_NOARGS, 
                                        {NULL, NULL, 0, NULL}};
 
 static PyMemberDef replay_members[] = {
+    {"arguments", T_OBJECT_EX, offsetof(FusedReplay, arguments), 0, "What the allocator is called with: as many tuples as at first."},
     {"table", T_OBJECT_EX, offsetof(FusedReplay, table), 0, "The capsule of `table`; None: the recording is closed."},
     {"launch", T_OBJECT_EX, offsetof(FusedReplay, launch), 0, "The address of a function of C, or called with executable and stream."},
     {"expect", T_OBJECT_EX, offsetof(FusedReplay, expect), 0, "None, or called with the stream before a launch."},

@@ -1,0 +1,36 @@
+"""The size of the scratch that a graph's recordings at several sizes allocate: the same for all.
+
+PyTorch's allocator keeps the memory of a call for the next one. If each size had scratch of a size of its own, a larger one would not
+fit into the memory that a smaller one has left, and the allocator would end up with memory for each.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pygraphd.client.replay.replay import Replay
+
+
+class SharedScratch:
+    """Has all recordings of one graph allocate as much scratch as the one that needs the most. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()
+        self.bytes = 0
+        """Bytes of the largest scratch so far."""
+
+    def add(self, replay: Replay) -> None:
+        """Let a recording take part, unless its scratch is in pieces. It waits for calls of the others that are under way."""
+        with self._lock:
+            needed = replay.scratch_bytes
+            if not needed:
+                return
+            self._replays.add(replay)
+            grown = [*self._replays] if needed > self.bytes else [replay]
+            self.bytes = max(self.bytes, needed)
+            for each in grown:
+                each.allocate_scratch(self.bytes)

@@ -1,0 +1,149 @@
+"""All sizes of a graph allocate scratch of one size, so that each call finds the memory of the one before."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.frontend import devices
+from pygraphd.client.recording import builder
+from pygraphd.client.replay.scratch import SharedScratch
+from tests.support.recording_case import Case, Operations, case
+
+if TYPE_CHECKING:
+    from pygraphd.client.recording.recordings import Recordings
+    from pygraphd.client.replay.replay import Replay
+
+pytestmark = pytest.mark.torch
+__all__ = ["case"]
+
+LEAST = 128
+"""Floats of a block, to which the smallest piece of scratch is set here: the emulated captures have 64 of them."""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builder, "MIN_SCRATCH_BYTES", 4 * LEAST)
+
+
+def doubled_twice(operations: Operations, inputs: list[Any]) -> Any:
+    """Return 4 * a; the first doubling goes to scratch."""
+    doubled = operations.add(inputs[0], inputs[0])
+    result = operations.add(doubled, doubled)
+    operations.done(doubled)
+    return (result,)
+
+
+def call(case: Case, run: Recordings, n: int) -> None:
+    a = case.allocator.tensor(torch.rand(n))
+    expected = 4 * a
+    assert torch.equal(run([a, n])[0], expected)
+
+
+def scratch(replay: Replay) -> int:
+    """Return the bytes of scratch of a call, by steps; the helper has to allocate as much."""
+    at = replay.layout.scratch
+    assert at is not None
+    size: int = replay.memory()[at].nbytes
+    assert ((size,), (1,), torch.uint8) in replay.counts.arguments
+    return size
+
+
+def test_sizes_allocate_as_much_scratch_as_the_largest(case: Case) -> None:
+    run = case.make(doubled_twice)
+    for n in (LEAST, 3 * LEAST, 2 * LEAST):
+        call(case, run, n)
+        call(case, run, n)
+
+    assert len(run.replays) == 3
+    assert {scratch(replay) for replay in run.replays} == {4 * 3 * LEAST}
+    for n in (2 * LEAST, LEAST, 3 * LEAST, LEAST):
+        call(case, run, n)
+    assert sum(replay.counts.fused for replay in run.replays) == 4
+    case.expect(captured=3)
+
+
+def test_recordings_of_one_graph_share_the_size_where_each_size_has_its_own(case: Case) -> None:
+    shared = SharedScratch()
+    small, large = (case.made(doubled_twice, GraphFacts(), scratch=shared) for _ in range(2))
+    for run, n in ((small, LEAST), (large, 4 * LEAST), (small, LEAST)):
+        call(case, run, n)
+        call(case, run, n)
+
+    assert {scratch(replay) for run in (small, large) for replay in run.replays} == {4 * 4 * LEAST}
+
+
+def test_a_graph_without_sizes_keeps_its_pieces(case: Case) -> None:
+    run = case.make(doubled_twice)
+    for _ in range(3):
+        a = case.allocator.tensor(torch.rand(2 * LEAST))
+        assert torch.equal(run([a])[0], 4 * a)
+
+    [replay] = run.replays
+    assert (replay.layout.scratch, replay.scratch_bytes) == (None, 0)
+
+
+def test_a_graph_with_sizes_and_no_scratch_allocates_none(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        return (operations.add(inputs[0], inputs[0]),)
+
+    run = case.make(body)
+    for _ in range(3):
+        assert run([case.floats(1, 2), 2])[0].tolist() == [2, 4]
+
+    [replay] = run.replays
+    assert (replay.layout.scratch, replay.scratch_bytes) == (None, 0)
+
+
+def test_a_recording_that_is_gone_is_not_asked_any_more(case: Case) -> None:
+    shared = SharedScratch()
+    gone, kept = (case.made(doubled_twice, GraphFacts(), scratch=shared) for _ in range(2))
+    for n in (LEAST, LEAST):
+        call(case, gone, n)
+    gone.close()
+    for n in (2 * LEAST, 2 * LEAST):
+        call(case, kept, n)
+
+    assert [scratch(replay) for replay in kept.replays] == [4 * 2 * LEAST]
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.lists(st.integers(1, 6), min_size=1, max_size=8), seed=st.integers(0, 99))
+def test_calls_are_right_in_any_order_of_sizes(case: Case, order: list[int], seed: int) -> None:
+    run = case.make(doubled_twice)
+    sizes = [each * LEAST // 2 + random.Random(seed).randrange(8) for each in order]
+    for n in [*sizes, *sizes]:
+        call(case, run, n)
+
+    assert run.replays
+    assert {scratch(replay) for replay in run.replays} == {run._scratch.bytes}
+    assert run._scratch.bytes >= max(replay.scratch_bytes for replay in run.replays)
+    run.close()
+
+
+def test_a_gpu_has_one_scratch_size_for_each_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[SharedScratch] = []
+
+    def make_recordings(*arguments: Any, groups: Any) -> Any:
+        made.append(arguments[-1])
+        return object()
+
+    from pygraphd.client.recording import attention_host
+
+    monkeypatch.setattr(attention_host, "make_recordings", make_recordings)
+    options: Any = type("Options", (), {"sizes": type("Sizes", (), {"sizes": 8}), "recheck_s": 0.0})
+    some = devices.Devices(options, None, None, None)  # type: ignore[arg-type]
+    some._recorders.update(dict.fromkeys((0, 1), object()))  # type: ignore[arg-type]
+    for digest, device in (("a", 0), ("a", 0), ("b", 0), ("a", 1)):
+        some.recordings(lambda _: None, device, GraphFacts(digest=digest), lambda *_: None)
+
+    assert made[0] is made[1]
+    assert len({id(each) for each in made}) == 3
+    made.clear()
+    assert not some._scratch
