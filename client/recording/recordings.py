@@ -337,6 +337,7 @@ class Recordings:
     def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
         slot.disagreements.latest = None
         replay = attempt.keep()
+        torch_private.keep_cupti()
         self._scratch.add(replay)
         replay.counts.next_check = self._check.first_poll(replay)
         with self._changing:

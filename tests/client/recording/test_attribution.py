@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,21 @@ def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
 
 def doubled(operations: Operations, inputs: list[Any]) -> Any:
     return (operations.add(inputs[-1], inputs[-1]),)
+
+
+def test_a_recording_has_the_profiler_keep_cupti_unless_the_user_says_otherwise(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs that were made before CUPTI was taken down and set up again may crash the process when they are launched."""
+    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
+    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "0")
+    made = case.made(doubled, GraphFacts())
+    made.run([case.floats(1, 1)])
+    assert "TEARDOWN_CUPTI" not in os.environ
+
+    made.run([case.floats(1, 1)])
+    case.expect(captured=1)
+    assert (os.environ["TEARDOWN_CUPTI"], os.environ["DISABLE_CUPTI_LAZY_REINIT"]) == ("0", "0")
 
 
 def recorded(case: Case, *sizes: int) -> Recordings:
