@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -123,7 +123,7 @@ def sizes_for(total_bytes: int, batch: int) -> Sizes:
     """Return the sizes that fill four fifths of a GPU with so many bytes: 24 layers on 80 GB, 42 on 141 GB."""
     ends = 2 * _NUMBER_BYTES * _LARGE.vocabulary * _LARGE.width
     layers = int((_FILLED * total_bytes - ends) / _LARGE.layer_bytes(batch))
-    return Sizes(layers, *(getattr(_LARGE, name) for name in Sizes.__slots__[1:]))
+    return replace(_LARGE, layers=layers)
 
 
 def decoder_inference(device: torch.device, batch: int) -> Case:
@@ -145,9 +145,8 @@ def decoder_inference(device: torch.device, batch: int) -> Case:
     return Case(Decoder(sizes, batch).eval().to(device), draw, call, precision=_DTYPE, check=check)
 
 
-def check(case: Case, step: Step, device: torch.device, draw: Callable[[], Inputs]) -> Verdict:
+def check(case: Case, step: Step, _device: torch.device, draw: Callable[[], Inputs]) -> Verdict:
     """Compare a step with eager in the same precision: there is no room for a copy of the model on the device."""
-    del device
     for _ in range(2):
         inputs = draw()
         found = _results(case, step.evaluate, inputs)

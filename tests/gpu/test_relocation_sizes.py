@@ -67,12 +67,12 @@ def memory() -> Memory:
 
 
 def with_scratch(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """Return a row of numbers; what lies between takes 32 MB for each row of `x`."""
+    """Return a number for each row of `x`; a temporary takes 16 MB for each."""
     return ((x @ w).sin() @ w.T).sum(1)
 
 
 def test_sizes_share_scratch_whatever_their_order(relocated: Relocated, memory: Memory) -> None:
-    """The allocator would keep scratch of each size, where the next one is larger: 2.2 GB of it here."""
+    """The allocator would keep scratch of each size, where the next one is larger."""
     w = torch.randn(64, 8 * MB, device="cuda", dtype=torch.float16) / 64
     run, rows = torch.compile(with_scratch, mode="reduce-overhead", dynamic=True), (4, 8, 12, 16)
 
