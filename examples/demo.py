@@ -37,11 +37,12 @@ class DemoError(Exception):
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of everything the demo starts: all caches in its own folder, no auto-start."""
+    """Return the environment of everything the demo starts: all caches in its own folder, no auto-start, no decisions that the package brings."""
     return {
         **os.environ,
         "PYGRAPHD_HOME": str(FOLDER / "home"),
         "PYGRAPHD_AUTOSTART": "0",
+        "PYGRAPHD_SHIPPED": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(FOLDER / "inductor"),
         "TRITON_CACHE_DIR": str(FOLDER / "triton"),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
