@@ -12,7 +12,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.autotune.trial import Trial, is_graph_coming, sizes_of
-from pygraphd.client.backend.errors import IN_A_CAPTURE
+from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.errors import IN_A_CAPTURE, PROFILED
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
@@ -123,7 +124,7 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not self._guarded(self._is_graph_coming):
+        if is_due and not torch_private.is_profiled() and not self._guarded(self._is_graph_coming):
             self._begin_measuring(sizes)
         return self._kernels(inputs)
 
@@ -185,6 +186,8 @@ class PartitionTrial:
             reason = OTHER_SIZES
         elif self._trial is not None and self._trial.is_in_a_capture():
             reason = IN_A_CAPTURE
+        elif torch_private.is_profiled():
+            reason = PROFILED
         elif not self._in_measured_call.acquire(blocking=False):
             reason = OTHER_THREAD
         if reason is not None:

@@ -1,10 +1,11 @@
-"""The exceptions that pass between rooms, except `DriverError`, and the reason of a fallback that several rooms give."""
+"""The exceptions that pass between rooms, except `DriverError`, and the reasons of fallbacks that several rooms give."""
 
 from __future__ import annotations
 
 import enum
 
 IN_A_CAPTURE = "called while the user captures the stream"
+PROFILED = "called while a profiler runs"
 
 
 class LayoutMismatch(enum.Enum):

@@ -18,6 +18,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import (
     IN_A_CAPTURE,
+    PROFILED,
     FallbackError,
     LayoutMismatch,
     LayoutMismatchError,
@@ -228,7 +229,7 @@ class Recordings:
         if reason is not None:
             # Outside of `except`: the error's traceback keeps the memory of the replay.
             is_due = mismatch is not None and slot.mismatches.add(inputs, mismatch)
-            if not is_due or self._why_no_more(slot.size):
+            if not is_due or self._why_no_more(slot.size) or torch_private.is_profiled():
                 return self._fall_back(reason, inputs)
             return self._record_or_fall_back(slot, inputs, reason)
         if self._needs_draws and slot.replay is not None:
@@ -267,7 +268,9 @@ class Recordings:
             return reason
         if helper.ops(self._report.count_failure) is None:
             return self._without_helper(slot)
-        return IN_A_CAPTURE if self._recorder.in_capture() else None
+        if self._recorder.in_capture():
+            return IN_A_CAPTURE
+        return PROFILED if torch_private.is_profiled() else None
 
     def _without_helper(self, slot: SizeSlot) -> str:
         """Refuse a size if the helper cannot be had; return why a call is not recorded."""
@@ -337,7 +340,6 @@ class Recordings:
     def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
         slot.disagreements.latest = None
         replay = attempt.keep()
-        torch_private.keep_cupti()
         self._scratch.add(replay)
         replay.counts.next_check = self._check.first_poll(replay)
         with self._changing:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.errors import PROFILED, FallbackError
 from pygraphd.client.replay.graph_exec import mismatch, table_numbers
 
 if TYPE_CHECKING:
@@ -96,14 +98,20 @@ class Executables:
         return len(self._handles)
 
     def _make(self, stream: int, replaced: int) -> int | None:
-        """Return another executable, bound to the addresses in the node parameters; None if it cannot be made.
+        """Return another executable, bound to the addresses in the node parameters; 0 if there can be none now, None if there never can.
 
         It takes the place of the executable that is `replaced` (0: of none), of which launches that still run go on.
-        Raises DriverError if it would be the first one. The graph is written before: the addresses at which it was recorded may be
+        Raises DriverError, or FallbackError for now, if the call needs it. The graph is written before: the addresses at which it was recorded may be
         unmapped by now, and the driver checks those of copies and memsets when it instantiates. Kernels of the first one are written as
         at any call.
         """
         is_first = not self._handles
+        if self._parameters.has_copies and torch_private.is_profiled():
+            # CUPTI then keeps the driver's record of the memory of each copy and memset. Once that memory has gone back to the device, a
+            # launch under another profile would end the process with a segmentation fault (H200, driver 580, CUPTI 13.0).
+            if is_first or replaced:
+                raise FallbackError(PROFILED)
+            return 0
         self._destroy(self._retired)
         try:
             with self._driver.relaxed():

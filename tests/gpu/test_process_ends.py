@@ -44,6 +44,29 @@ thread.join()
 print("torch._inductor.cudagraph_trees" in sys.modules)
 """
 
+PROFILED_TWICE = """
+import torch
+from torch.profiler import ProfilerActivity, profile
+weight = torch.randn(64, 50000, device="cuda")
+@torch.compile(mode="{mode}")
+def step(x):
+    for _ in range(4): x = (x @ weight).relu() @ weight.T / 5e4
+    return (x @ weight).topk(50).values.tanh()
+x = torch.randn(8, 64, device="cuda")
+streams = [torch.cuda.Stream() for _ in range(4)]
+def everywhere():  # each stream has memory of its own
+    for stream in streams * 4:
+        with torch.cuda.stream(stream): step(x)
+    torch.cuda.synchronize()
+with torch.inference_mode():
+    for _ in range(200): step(x)
+    torch.cuda.synchronize()
+    for _ in range(4):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]): everywhere()
+        torch.cuda.empty_cache()
+    everywhere()
+"""
+
 
 def run(program: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """Return what a program prints, and its summary; it must end well."""
@@ -73,6 +96,17 @@ def test_a_first_compile_on_a_thread(tmp_path: Path, mode: str) -> None:
     assert printed == "False\n"
     assert summary["graphs"] == summary["deployed"]["GRAPH"] == 2
     assert summary["nodes_in_graphs"] >= 24
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_second_profile_after_memory_has_gone_back(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUPTI keeps records of the memory of copies and memsets in executables that are made while it is at work: here those of `topk`."""
+    monkeypatch.setenv("MALLOC_PERTURB_", "165")  # what is freed is of no more use, which shows at once
+    _, summary = run(PROFILED_TWICE.format(mode=mode), tmp_path)
+
+    assert summary["graphs"] == summary["deployed"]["GRAPH"] == 1
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

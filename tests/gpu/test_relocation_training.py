@@ -50,8 +50,6 @@ def deterministic(*, fill: bool) -> Iterator[None]:
 
 
 ENVIRONMENTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-    "profiler": torch.profiler.profile,
-    "profiler of memory": lambda: torch.profiler.profile(profile_memory=True, record_shapes=True),
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
     "autocast": lambda: torch.autocast("cuda", dtype=torch.bfloat16),
     "deterministic": lambda: deterministic(fill=True),
@@ -73,6 +71,29 @@ def test_gradients_are_those_of_the_same_code_launched(relocated: Relocated, env
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     relocated.expect_all_captured()
     assert len(relocated.made) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"profile_memory": True, "record_shapes": True}])
+def test_gradients_under_a_profiler_are_those_of_the_same_code_launched(
+    relocated: Relocated, options: dict[str, bool]
+) -> None:
+    """Nothing is recorded under one, but recordings are replayed."""
+    plain, mine = network(dropout=0.3), network(dropout=0.3)
+    with relocated.launched():
+        expected = gradients(plain, compiled(plain))
+    run = compiled(mine)
+
+    with torch.profiler.profile(**options):
+        torch.testing.assert_close(gradients(mine, run), expected, rtol=1e-4, atol=1e-4)
+    assert relocated.report.counts["captured"] == 0
+    gradients(mine, run)
+    relocated.expect_all_captured()
+    before = [replay.counts.replays for region in relocated.made for replay in region.replays]
+    with torch.profiler.profile(**options):
+        torch.testing.assert_close(gradients(mine, run), expected, rtol=1e-4, atol=1e-4)
+
+    after = [replay.counts.replays for region in relocated.made for replay in region.replays]
+    assert after == [count + STEPS for count in before]
 
 
 def stepped_by_hand(module: torch.nn.Module, run: Callable[..., Any], steps: int = 12) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FLAG = "_is_profiler_enabled"
-CUPTI_VARIABLES = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
-"""Variables that `torch.profiler` sets itself where Inductor's global options ask for CUDA graphs."""
 
 
 def profiler_flag() -> tuple[dict[str, Any], str]:
@@ -23,15 +20,6 @@ def profiler_flag() -> tuple[dict[str, Any], str]:
 def is_profiled() -> bool:
     """Return whether a profiler runs in this process."""
     return getattr(torch.autograd.profiler, _FLAG, False) is True
-
-
-def keep_cupti() -> None:
-    """Have `torch.profiler` leave CUPTI as it is after a profile, unless the user has set this otherwise.
-
-    Once CUPTI has gone and come back, launching graphs that were made before may crash the process (CUDA 12 and 13).
-    """
-    for name, value in CUPTI_VARIABLES.items():
-        os.environ.setdefault(name, value)
 
 
 def named(run: Callable[[list[Any]], Any], name: str) -> Callable[[list[Any]], Any]:

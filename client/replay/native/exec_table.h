@@ -259,6 +259,7 @@ static int write_node(const Write *write, void *executable) {
 static uint64_t instantiate(Table *table, uint64_t replaced, void *stream) {
     PyObject *made = PyObject_CallFunction(table->make, "KK", (unsigned long long)(uintptr_t)stream, (unsigned long long)replaced);
     uint64_t handle = made == NULL || made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);
+    if (made == Py_None && replaced == 0) table->limit = table->made;
     Py_XDECREF(made);
     return PyErr_Occurred() ? 0 : handle;
 }
@@ -293,7 +294,6 @@ static int write_noted(Table *table, Executable *executable, uint64_t hash, void
 static Executable *another_executable(Table *table, uint64_t hash, const uint64_t *at, void *stream) {
     follow(table);
     uint64_t handle = instantiate(table, 0, stream);
-    if (handle == 0 && !PyErr_Occurred()) table->limit = table->made;
     return handle == 0 ? NULL : add(table, handle, hash, at);
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import (
@@ -16,6 +17,7 @@ from pygraphd.client.autotune.partition_trial import (
     State,
 )
 from pygraphd.client.autotune.trial import RECORDING_CALLS, SAMPLES
+from pygraphd.client.backend.errors import PROFILED
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import Outcome
 from pygraphd.schema.messages import Deployment, Measurement
@@ -121,6 +123,25 @@ def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
     assert [one([]) for _ in range(3 * ENOUGH)] == ["launched"] * 3 * ENOUGH
     assert one.state is State.MEASURE
     assert host.report.failures == {}
+
+
+@pytest.mark.usefixtures("gpu")
+def test_calls_that_a_profiler_watches_are_launched_and_not_timed(host: Host) -> None:
+    one, many = partition_trial(host), 3 * ENOUGH
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
+        assert [one([]) for _ in range(many)] == ["launched"] * many
+    states = [one.state]
+    one([])
+    states.append(one.state)
+    assert states == [State.WARM_UP, State.MEASURE]
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
+        assert [one([]) for _ in range(many)] == ["launched"] * many
+    assert host.report.fallbacks == {PROFILED: many}
+
+    for _ in range(ENOUGH):
+        one([])
+    assert one.state is State.DEPLOYED
+    assert one([]) == "relocated"
 
 
 def test_an_error_of_ours_is_counted_and_the_call_goes_on(

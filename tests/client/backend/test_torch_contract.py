@@ -27,7 +27,6 @@ from pygraphd.client.backend.torch_private import (
     compiled_facts,
     inductor,
     passes,
-    profiling,
     requirements,
 )
 from pygraphd.client.placement.hoist import HERE
@@ -49,12 +48,6 @@ def test_a_lost_name_is_named(module: str, name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(requirements, "REQUIRED", ((module, f"{name}_gone"),))
 
     assert f"lacks {module}.{name}_gone" in str(torch_private.missing.__wrapped__())
-
-
-def test_the_profiler_sets_the_same_variables_for_cuda_graphs() -> None:
-    source = inspect.getsource(torch.profiler.profiler)
-    for name, value in profiling.CUPTI_VARIABLES.items():
-        assert f'os.environ["{name}"] = "{value}"' in source
 
 
 def test_what_operators_say_of_themselves() -> None:

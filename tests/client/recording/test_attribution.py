@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.errors import PROFILED
+from pygraphd.client.recording import recordings
 from pygraphd.schema.messages import Graph, Kind
 from tests.support.recording_case import Case, Operations
 
@@ -39,21 +40,6 @@ def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
 
 def doubled(operations: Operations, inputs: list[Any]) -> Any:
     return (operations.add(inputs[-1], inputs[-1]),)
-
-
-def test_a_recording_has_the_profiler_keep_cupti_unless_the_user_says_otherwise(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Graphs that were made before CUPTI was taken down and set up again may crash the process when they are launched."""
-    monkeypatch.delenv("TEARDOWN_CUPTI", raising=False)
-    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "0")
-    made = case.made(doubled, GraphFacts())
-    made.run([case.floats(1, 1)])
-    assert "TEARDOWN_CUPTI" not in os.environ
-
-    made.run([case.floats(1, 1)])
-    case.expect(captured=1)
-    assert (os.environ["TEARDOWN_CUPTI"], os.environ["DISABLE_CUPTI_LAZY_REINIT"]) == ("0", "0")
 
 
 def recorded(case: Case, *sizes: int) -> Recordings:
@@ -84,6 +70,31 @@ def test_a_trace_names_the_graph_at_each_launch(case: Case, sizes: tuple[int, ..
     assert names(profiler) == [NAME + (" at 8,3" if sizes else "")] * 3
     assert outputs == [[2.0 * i] * 2 for i in range(3)]
     assert made.replays[0].counts.fused == before + 3
+
+
+def test_nothing_is_recorded_while_a_profiler_runs(case: Case) -> None:
+    made = case.made(doubled, GraphFacts())
+    with profiled() as profiler:
+        outputs = [made.run([case.floats(i, i)])[0].tolist() for i in range(4)]
+
+    case.expect(captured=0)
+    assert (names(profiler), outputs) == ([], [[2.0 * i] * 2 for i in range(4)])
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, PROFILED: 3}
+
+    made.run([case.floats(1, 1)])
+    case.expect(captured=1)
+
+
+def test_a_layout_that_comes_back_is_not_recorded_while_a_profiler_runs(case: Case) -> None:
+    made, storage = recorded(case), case.allocator.tensor(torch.ones(64))
+    with profiled():
+        for _ in range(8):
+            assert made.run([storage[1:3]])[0].tolist() == [2.0, 2.0]
+
+    case.expect(captured=1)
+    for _ in range(8):
+        made.run([storage[1:3]])
+    case.expect(captured=2)
 
 
 def test_kernels_are_not_named_as_a_graph(case: Case) -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.backend.errors import PROFILED, FallbackError
 from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.replay import exec_cache
 from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, NODES_A_WRITE, ONE_LESS, WORTH
@@ -244,6 +245,56 @@ def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_captu
     assert recorder.notes == []
     assert recorder.arena.untouched()
     replay.close()
+
+
+def copied(recorder: Recorder) -> Replay:
+    """Record twice `WORTH` sums of the input onto a copy of it."""
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.copy(out, a)
+    for _ in range(2 * WORTH):
+        recorder.graph.accumulate(out, a)
+    return recorder.built([a], [out]).replay
+
+
+def test_while_a_profiler_runs_a_graph_that_copies_has_no_first_executable(recorder: Recorder) -> None:
+    """CUPTI would keep records of memory that may be gone when the executable is launched under the next profile."""
+    replay = copied(recorder)
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
+        for _ in range(3):
+            with pytest.raises(FallbackError, match=PROFILED):
+                replay([recorder.floats(1, 2)])
+    assert replay.executables == 0
+
+    assert replay([recorder.floats(1, 2)])[0].tolist() == [9, 18]
+    assert replay.executables == 1
+    replay.close()
+
+
+def test_while_a_profiler_runs_a_graph_that_copies_is_written_for_addresses_that_take_turns(
+    recorder: Recorder,
+) -> None:
+    replay = copied(recorder)
+    places = [(recorder.floats(i, i), replay.memory()) for i in range(3)]
+
+    def rounds() -> None:
+        for values, memory in places * 4:
+            assert replay.run([values], memory)[0].tolist() == (9 * values).tolist()
+
+    replay.run([places[0][0]], places[0][1])
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
+        rounds()
+    assert replay.executables == 1
+
+    rounds()
+    assert replay.executables == 3
+    assert recorder.notes == []
+    replay.close()
+
+
+def test_while_a_profiler_runs_a_graph_of_kernels_alone_gets_executables(doubling: Doubling) -> None:
+    places = doubling.places(3)
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
+        assert [doubling.round(places) for _ in range(4)] == [3 * WORTH, 2 * WORTH, 0, 0]
 
 
 @pytest.fixture
