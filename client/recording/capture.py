@@ -362,6 +362,11 @@ class CudaRecorder:
         workspaces.clear()
         self._empty_cache()
 
+    def allocate_workspace(self) -> None:
+        """Have the BLAS library allocate its workspace for the current stream, if it has none."""
+        with torch.cuda.device(self.device):
+            torch.cuda.current_blas_handle()
+
     def _note_reserved(self) -> int:
         reserved = int(torch.cuda.memory_reserved(self.device))
         self._most_reserved = max(self._most_reserved, reserved)

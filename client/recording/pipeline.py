@@ -273,7 +273,9 @@ class Pipeline:
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:
         """Capture a call on stand-ins, and again with output reserves until no output overlaps with other memory."""
         self.captures += 1
-        self._recorder.empty_cache()
+        self._recorder.empty_cache(
+            with_workspaces=True
+        )  # or a workspace would keep the segment that it lies in
         try:
             tensors = call.stand_ins()
             try:

@@ -171,7 +171,7 @@ class Recordings:
 
         The call that made the recording had gradients and verification's copies in the same segments, which could not go then.
         """
-        self.empty_cache()
+        self.empty_cache(workspaces=self._scratch.bytes > 0)
         with self._changing:
             if slot.replay is not replay:
                 return  # another thread has recorded it again
@@ -352,6 +352,7 @@ class Recordings:
         memory = sum(each.bytes for each in replay.layout.memories)
         self._report.note_graph(self.facts.digest, slot.size, nodes=attempt.nodes, memory_bytes=memory)
         self._trim()
+        self._reserve()
         self._report.count(captured=1)
         if before is not None:
             before.close()
@@ -368,16 +369,30 @@ class Recordings:
         """Give back free memory and the workspaces of BLAS libraries, once there is a recording. Raises nothing."""
         if self._recorded():
             self._trim()
+            self._reserve()
 
     def empty_cache(self, *, workspaces: bool = False) -> None:
         """Give free memory back if there is much of it, with the workspaces of BLAS libraries. Raises nothing."""
         with guarded(self._report, "giving memory back"):
             self._recorder.empty_cache(with_workspaces=workspaces)
+        self._reserve()
 
     def _trim(self) -> None:
         # A CUDA error of the user's work must surface in the user's own call.
         with guarded(self._report, "giving memory back"), self._report.recording():
             self._recorder.trim()
+
+    def _reserve(self) -> None:
+        """Have the allocator keep free memory for the scratch in one piece, if the device has as much.
+
+        The next calls may run as KERNELS. The workspace that a BLAS library then allocates would lie amid memory that is large enough for
+        the scratch, which the next replay would have to allocate beside it. So the workspace is allocated while the scratch is.
+        """
+        with guarded(self._report, "reserving scratch"):
+            is_room = self._scratch.bytes <= self._recorder.free_bytes()
+            scratch = self._scratch.allocate() if is_room else None
+            if scratch is not None:
+                self._recorder.allocate_workspace()
 
     # --- slots ---
 

@@ -11,7 +11,13 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from pygraphd.client.replay.replay import Replay
+
+
+IN_ONE_PIECE_FROM = 64 << 20
+"""Bytes of scratch from which on it is worth while to keep free memory for it in one piece."""
 
 
 class SharedScratch:
@@ -34,3 +40,9 @@ class SharedScratch:
             self.bytes = max(self.bytes, needed)
             for each in grown:
                 each.allocate_scratch(self.bytes)
+
+    def allocate(self) -> torch.Tensor | None:
+        """Allocate the scratch of one call; return None if it is small."""
+        with self._lock:
+            replay, size = next(iter(self._replays), None), self.bytes
+        return replay.allocate_bytes(size) if replay is not None and size >= IN_ONE_PIECE_FROM else None

@@ -266,6 +266,10 @@ class HostRecorder:
         self.recordings: list[Recording] = []
         self.captures = 0
         self.emptied_before: list[int] = []
+        self.cleared_before: list[int] = []
+        self.beside: Callable[[], int] = int
+        """Returns how many bytes a test has seen allocated."""
+        self.workspaces_beside: list[int] = []
         """How many captures there had been each time that the allocator's cache was emptied before one."""
         self.reserves: list[Sequence[OutputReserve]] = []
         self.backings: list[int] = []
@@ -352,9 +356,14 @@ class HostRecorder:
 
     def empty_cache(self, *, with_workspaces: bool = False) -> None:
         self.emptied_before.append(self.captures)
+        if with_workspaces:
+            self.cleared_before.append(self.captures)
 
     def trim(self) -> None:
         pass
+
+    def allocate_workspace(self) -> None:
+        self.workspaces_beside.append(self.beside())
 
     def _note(self, timeout_s: float | None) -> None:
         self.noted += timeout_s is not None

@@ -101,6 +101,7 @@ def test_only_what_a_library_has_allocated_is_copied(case: Case) -> None:
         0,
         3,
     ]  # once for all captures of the call, and before the first replay
+    assert case.recorder.cleared_before == [0]  # a workspace would keep its segment
     assert {room.outputs: room.allocation for room in second} == {(0,): 1, (1,): 2, (2,): None}
 
 

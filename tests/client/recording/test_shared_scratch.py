@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.frontend import devices
 from pygraphd.client.recording import builder
+from pygraphd.client.replay import scratch as scratch_module
 from pygraphd.client.replay.scratch import SharedScratch
 from tests.support.recording_case import Case, Operations, case
 
@@ -110,6 +112,37 @@ def test_a_recording_that_is_gone_is_not_asked_any_more(case: Case) -> None:
         call(case, kept, n)
 
     assert [scratch(replay) for replay in kept.replays] == [4 * 2 * LEAST]
+
+
+@pytest.mark.parametrize(("least", "free"), [(LEAST, 1 << 40), (LEAST, 0), (1 << 40, 1 << 40)])
+def test_a_workspace_is_allocated_beside_the_scratch_whenever_memory_was_given_back(
+    case: Case, monkeypatch: pytest.MonkeyPatch, least: int, free: int
+) -> None:
+    """Otherwise it would lie in memory that is then too small for the scratch."""
+    monkeypatch.setattr(scratch_module, "IN_ONE_PIECE_FROM", least)
+    run, held, emptied = case.make(doubled_twice), weakref.WeakSet[Any](), case.recorder.emptied_before
+    for n in (LEAST, LEAST):
+        call(case, run, n)
+    [replay] = run.replays
+    allocate = replay.allocate_bytes
+
+    def allocated(size: int) -> torch.Tensor:
+        held.add(made := allocate(size))
+        return made
+
+    monkeypatch.setattr(replay, "allocate_bytes", allocated)
+    case.recorder.free, case.recorder.beside = free, lambda: sum(each.nbytes for each in held)
+    case.recorder.workspaces_beside.clear()
+    before = len(emptied)
+
+    for n in (LEAST, LEAST, LEAST):
+        call(case, run, n)
+    run.empty_cache()
+    run.trim()
+
+    assert len(emptied) == before + 2  # before the first replay, and as asked
+    assert case.recorder.workspaces_beside == [4 * LEAST] * (3 if least == LEAST and free else 0)
+    assert not held
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
