@@ -35,8 +35,8 @@ RECORDING_SHARE = 0.1
 """Share of the time that recordings may take in the long run; further sizes wait for their setup."""
 RECORDING_ALLOWANCE_S = 1.0
 """Seconds of recording that may come at once."""
-EXPECTED_S = 0.1
-"""Seconds that count for a size from its setup until it is recorded: many sizes may be set up before the first of them comes back."""
+EXPECTED_S = 0.3
+"""Seconds that count for a size from its setup until it is recorded, as long as no recording has been timed. Then their mean counts."""
 MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
 question takes time."""
@@ -102,12 +102,10 @@ class ShapeDispatcher:
         self._setups = 0
         self._clock = clock
         self._debt_s = 0.0  # of recording, which time pays back
-        self._expected = 0  # recordings that the debt has `EXPECTED_S` for
-        self._counted_at_s, self._counted_ms, self._counted = (
-            clock(),
-            report.recording_ms,
-            report.counts["captured"],
-        )
+        self._expected = 0  # recordings that the debt has `_each_s` for
+        self._each_s = EXPECTED_S
+        self._began_ms, self._began = report.recording_ms, report.counts["captured"]
+        self._counted_at_s, self._counted_ms, self._counted = clock(), self._began_ms, self._began
         self._deciding = threading.Lock()
         # A CUDA error of the user's work may surface in our calls, and must surface in the user's own.
         self._guarded = guarded(report, "dynamic sizes", in_full=True)
@@ -196,9 +194,13 @@ class ShapeDispatcher:
             self._report.counts["captured"],
         )
         came = min(recorded - self._counted, self._expected)
-        paid_s = RECORDING_SHARE * (now_s - self._counted_at_s) + came * EXPECTED_S
+        paid_s = RECORDING_SHARE * (now_s - self._counted_at_s) + came * self._each_s
         self._debt_s = max(self._debt_s - paid_s, 0.0) + (recorded_ms - self._counted_ms) / 1e3
         self._expected -= came
+        if recorded > self._began:
+            before_s = self._each_s
+            self._each_s = (recorded_ms - self._began_ms) / 1e3 / (recorded - self._began)
+            self._debt_s = max(self._debt_s + self._expected * (self._each_s - before_s), 0.0)
         self._counted_at_s, self._counted_ms, self._counted = now_s, recorded_ms, recorded
         return self._debt_s
 
@@ -229,7 +231,7 @@ class ShapeDispatcher:
     def _set_up(self, sizes: Sizes, known: DecidedSize | None) -> Runnable:
         self._setups += 1
         self._expected += 1
-        self._debt_s += EXPECTED_S
+        self._debt_s += self._each_s
         del self._seen[sizes]
         failed = DecidedSize(Slot(self._launch), lambda: None)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed

@@ -112,6 +112,35 @@ def test_sizes_wait_while_those_before_are_still_to_be_recorded() -> None:
     assert case.calls(101) == [LAUNCHED]
 
 
+@pytest.mark.parametrize("each_s", [0.01, 0.1, 0.34, 2.0])
+def test_as_many_sizes_are_set_up_at_once_as_recordings_so_far_say(each_s: float) -> None:
+    case = Case(calls=1, sizes=1000)
+    case.calls(0)
+    case.report.recording_ms += 1e3 * each_s
+    case.now_s += 100 * each_s  # that is paid
+    case.records_at_once = False
+
+    started = case.calls(*range(1, 200))
+
+    most = shapes.RECORDING_ALLOWANCE_S / each_s
+    assert min(most, 199) - 1 <= len(started) - started.count(LAUNCHED) <= most + 1
+
+
+def test_the_first_recordings_tell_how_long_those_take_that_are_still_to_come() -> None:
+    """Long ones: no further size is set up until the time has paid for those that are."""
+    case = Case(calls=1)
+    case.records_at_once = False
+    case.calls(1, 2)
+    case.report.count(captured=1)
+    case.report.recording_ms += 1200
+
+    assert case.calls(3) == [LAUNCHED]
+    case.now_s += 1.3 / shapes.RECORDING_SHARE
+    assert case.calls(3) == [LAUNCHED]
+    case.now_s += 0.2 / shapes.RECORDING_SHARE
+    assert case.calls(3) == [(3,)]
+
+
 def test_all_integers_count_in_their_order() -> None:
     case = Case(calls=1)
 
