@@ -26,6 +26,9 @@ _MEMORY_PINNED = 1
 _LOCATION_DEVICE = 1
 _READ_AND_WRITE = 3
 _CAPTURE_MODE_RELAXED = 2
+_COOPERATIVE = 2
+_CLUSTER_DIMENSION = 4
+_ATTRIBUTE_WORDS = 8
 
 # The markers in a packed parameter list: CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE.
 _PACKED_BUFFER = 1
@@ -150,8 +153,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphUpload": (c_void_p, c_void_p),
     "cuGraphExecDestroy": (c_void_p,),
     "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
+    "cuGraphKernelNodeGetAttribute": (c_void_p, c_int, c_void_p),
     "cuGraphKernelNodeGetParams_v2": (c_void_p, POINTER(KernelNodeParams)),
     "cuGraphMemcpyNodeGetParams": (c_void_p, POINTER(Memcpy3D)),
     "cuGraphMemsetNodeGetParams": (c_void_p, POINTER(MemsetNodeParams)),
@@ -192,6 +197,8 @@ class Driver:
         self._launch = self._calls["cuGraphLaunch"]
         self.launch_address: int | None = _address_of(self._launch)
         """The address of cuGraphLaunch, an int (*)(executable, stream); None: only `launch` may call it."""
+        self.kernel_launch_address = _address_of(self._calls["cuLaunchKernel"])
+        """The address of cuLaunchKernel."""
         self.capture_address = _address_of(self._calls["cuStreamIsCapturing"])
         """The address of cuStreamIsCapturing, an int (*)(stream, status)."""
         self._write_words = self._calls["cuStreamBatchMemOp_v2"]
@@ -330,6 +337,15 @@ class Driver:
         params = KernelNodeParams()
         self._call("cuGraphKernelNodeGetParams_v2", node, byref(params))
         return params
+
+    def is_plain_launch(self, node: int) -> bool:
+        """Return whether a kernel node is launched by its parameters alone: not cooperatively, nor in clusters."""
+        values = (c_uint64 * _ATTRIBUTE_WORDS)()
+        for attribute in (_COOPERATIVE, _CLUSTER_DIMENSION):
+            self._call("cuGraphKernelNodeGetAttribute", node, attribute, values)
+            if any(values):
+                return False
+        return True
 
     def memcpy(self, node: int) -> Memcpy3D:
         """Return a copy node's parameters."""

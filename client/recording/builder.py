@@ -35,6 +35,7 @@ from pygraphd.client.replay.relocation_table import (
 )
 from pygraphd.client.replay.replay import Device, Replay
 from pygraphd.client.replay.rng import generators_in
+from pygraphd.client.replay.single_kernel import SingleKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -129,7 +130,10 @@ def _build(
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
     moving = moving_segments(layout.groups, table, [*bases, *[0] * len(sizes)])  # 0: a piece is in no capture
-    executables = Executables(driver, capture.graph, parameters, moving, means.ops, means.stream(), note)
+    if parameters.is_single_kernel and not any(facts.collectives):
+        executables: Executables | SingleKernel = SingleKernel(driver, parameters, moving, means.ops)
+    else:
+        executables = Executables(driver, capture.graph, parameters, moving, means.ops, means.stream(), note)
     try:
         replay = Replay(driver, capture.graph, executables, layout, means, capture.cursor)
     except BaseException:

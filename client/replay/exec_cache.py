@@ -71,6 +71,11 @@ class Executables:
         addresses of aliased memory. `note` is called with the reason when another executable cannot be made. Raises DriverError.
         """
         self._driver = driver
+        self.launch, self.launch_address, self.fail_launch = (
+            driver.launch,
+            driver.launch_address,
+            driver.fail_launch,
+        )
         self._graph = graph
         self._parameters = parameters
         self._segments = segments

@@ -131,6 +131,11 @@ class Parameters:
         """Whether some node copies or sets memory, outside of any kernel."""
         return any(node.node_type is not NodeType.KERNEL for node in self._nodes)
 
+    @property
+    def is_single_kernel(self) -> bool:
+        """Whether its one node is a kernel that can be launched by itself; raises DriverError."""
+        return len(self) == 1 and not self.has_copies and self._driver.is_plain_launch(self._nodes[0].handle)
+
     def fail_to_write(self, code: int, node: int) -> NoReturn:
         """Raise DriverError with the code that a write of a node has returned."""
         raise DriverError(f"writing a {self._nodes[node].node_type.name} node", code)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.layout import Layout
     from pygraphd.client.replay.native.ffi import Fused, Launch
     from pygraphd.client.replay.rng import PhiloxRange, RngCursor
+    from pygraphd.client.replay.single_kernel import SingleKernel
 
 RECORDING_CLOSED = "its recording has gone for others"
 
@@ -53,7 +54,7 @@ class Device:
     """The same for C; see `torch_private.stream_function`."""
 
 
-def drawing_launch(cursor: RngCursor, driver: Driver) -> Launch:
+def drawing_launch(cursor: RngCursor, launch_executable: Launch) -> Launch:
     """Return the launch function of a graph that draws random numbers. It raises `FallbackError` or `DriverError`, with the generator as it was."""
 
     def launch(executable: int, stream: int) -> PhiloxRange:
@@ -61,7 +62,7 @@ def drawing_launch(cursor: RngCursor, driver: Driver) -> Launch:
             cursor.affinity.enter(stream)
             drawn = cursor.advance(stream)
             try:
-                driver.launch(executable, stream)
+                launch_executable(executable, stream)
             except DriverError:
                 cursor.take_back(drawn)
                 raise
@@ -77,7 +78,7 @@ class Replay:
         self,
         driver: Driver,
         graph: int,
-        executables: Executables,
+        executables: Executables | SingleKernel,
         layout: Layout,
         device: Device,
         cursor: RngCursor | None = None,
@@ -88,8 +89,11 @@ class Replay:
         self.layout = layout
         self._device = device
         self._cursor = cursor
-        self._start: Launch = driver.launch if cursor is None else drawing_launch(cursor, driver)
-        self._executables: Executables | None = executables
+        self._launch_executable, self._launch_address = executables.launch, executables.launch_address
+        self._start: Launch = (
+            self._launch_executable if cursor is None else drawing_launch(cursor, self._launch_executable)
+        )
+        self._executables: Executables | SingleKernel | None = executables
         memories, outputs = layout.memories, layout.outputs
         # The allocator takes the smallest gap that is large enough, and leaves fewer behind if large allocations come first.
         self._order = sorted(range(len(memories)), key=lambda index: -memories[index].bytes)
@@ -161,7 +165,7 @@ class Replay:
 
     # --- the compiled helper ---
 
-    def _fuse(self, executables: Executables) -> Fused:
+    def _fuse(self, executables: Executables | SingleKernel) -> Fused:
         outputs, cursor = self.layout.outputs, self._cursor
         return self._device.ops.fused(
             Parts(
@@ -175,14 +179,14 @@ class Replay:
                 self.layout.generators,
                 executables.table,
                 self._fused_launch(),
-                self._driver.fail_launch,
+                executables.fail_launch,
                 None if cursor is None else cursor.affinity.expect,
             )
         )
 
     def _fused_launch(self) -> Launch | int:
         """Return the launch function of the helper: that of the driver, or a Python function where each launch needs preparation."""
-        return self._start if self._cursor is not None else self._driver.launch_address or self._start
+        return self._start if self._cursor is not None else self._launch_address or self._start
 
     # --- what others ask, and the end ---
 
@@ -219,7 +223,7 @@ class Replay:
         """Stop advancing the generator: the graph draws no random numbers."""
         with self.counts:
             cursor, self._cursor = self._cursor, None
-            self._start = self._driver.launch
+            self._start = self._launch_executable
             self.counts.launch, self.counts.expect = self._fused_launch(), None
         if cursor is not None:
             cursor.close()

@@ -114,6 +114,8 @@ class FailingCalls:
                 monkeypatch.setitem(loaded._calls, name, self._counted(name, call))
         monkeypatch.setattr(loaded, "_launch", loaded._calls["cuGraphLaunch"])
         monkeypatch.setattr(loaded, "launch_address", None)
+        kernel_launch = ctypes.cast(loaded._calls["cuLaunchKernel"], ctypes.c_void_p).value
+        monkeypatch.setattr(loaded, "kernel_launch_address", kernel_launch)
         monkeypatch.setattr(loaded, "_write_words", loaded._calls["cuStreamBatchMemOp_v2"])
 
     def _counted(self, name: str, call: Any) -> Any:
@@ -155,7 +157,7 @@ def three_calls(run: Callable[[list[Any]], Any], a: torch.Tensor) -> tuple[list[
     return seen, torch.cuda.default_generators[0].get_offset()
 
 
-@pytest.mark.parametrize("body", [product, changed_and_dropped])
+@pytest.mark.parametrize("body", [product, changed_and_dropped, affine])
 def test_every_driver_call_may_fail(
     relocated: Relocated, failing: FailingCalls, body: Callable[..., Any]
 ) -> None:
@@ -194,12 +196,15 @@ def test_every_driver_call_may_fail(
 def test_a_failed_launch_is_launched_plainly(relocated: Relocated, monkeypatch: pytest.MonkeyPatch) -> None:
     from pygraphd.client.backend import driver
 
+    def two_kernels(a: torch.Tensor) -> torch.Tensor:
+        return affine(a).cumsum(0)
+
     monkeypatch.setattr(driver.load(), "launch_address", None)
-    run = compiled(affine)
+    run = compiled(two_kernels)
     warm(run, x())
     a = x()
 
     monkeypatch.setattr(driver.load(), "_launch", lambda *_: 999)
-    torch.testing.assert_close(run(a), affine(a))
+    torch.testing.assert_close(run(a), two_kernels(a))
 
     assert relocated.report.fallbacks["cuGraphLaunch failed with CUresult 999"] == 1

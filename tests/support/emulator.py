@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_graph": ((), c_void_p),
     "emulator_add_kernel": ((c_void_p, c_char_p, c_void_p, c_int), c_int),
+    "emulator_set_attribute": ((c_void_p, c_int), None),
     "emulator_add_copy": ((c_void_p, c_uint64, c_uint64, c_size_t, c_int, c_size_t, c_size_t), None),
     "emulator_add_set": ((c_void_p, c_uint64, c_uint, c_size_t), None),
     "emulator_add_other": ((c_void_p, c_int), None),
@@ -38,6 +39,7 @@ _SIGNATURES: dict[str, tuple[tuple[Any, ...], Any]] = {
     "emulator_capturing": ((c_int,), None),
     "emulator_calls": ((), c_long),
     "emulator_early_writes": ((), c_long),
+    "emulator_single_kernels": ((), c_long),
     "emulator_live_graphs": ((), c_long),
     "emulator_live_executables": ((), c_long),
     "emulator_live_memory": ((), c_long),
@@ -123,6 +125,10 @@ class Graph:
         """Add a kernel of the driver's by name."""
         pointers = (c_void_p * len(arguments))(*[ctypes.addressof(argument) for argument in arguments])
         assert self._library.emulator_add_kernel(self.handle, name.encode(), pointers, packed) == 0
+
+    def attribute(self, attribute: int) -> None:
+        """Set an attribute of the kernel that was added last."""
+        self._library.emulator_set_attribute(self.handle, attribute)
 
     def copy(
         self,
@@ -234,6 +240,11 @@ class Emulator:
         """Return how many nodes were written so far into an executable that had neither been uploaded nor launched."""
         writes: int = self._library.emulator_early_writes()
         return writes
+
+    def single_kernels(self) -> int:
+        """Return how many kernels were launched so far without an executable."""
+        count: int = self._library.emulator_single_kernels()
+        return count
 
     def host_memory(self, address: int, size: int) -> None:
         """Declare memory to be the host's."""

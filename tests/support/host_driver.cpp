@@ -95,6 +95,28 @@ CALL(cuGraphKernelNodeGetParams_v2, void* handle, KernelParams* params) {
     return 0;
 }
 
+CALL(cuLaunchKernel, void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void** pointers, void** extra) {
+    FAIL_IF_ASKED;
+    if ((pointers != nullptr) == (extra != nullptr)) return kInvalidValue;
+    Node node;
+    node.function = static_cast<Function*>(function);
+    node.arguments.layout(*node.function);
+    KernelParams params{};
+    params.kernelParams = pointers;
+    params.extra = extra;
+    node.arguments.take(*node.function, params);
+    run(node);
+    ++state.single_kernels;
+    return 0;
+}
+
+CALL(cuGraphKernelNodeGetAttribute, void* handle, int attribute, uint64_t* value) {
+    FAIL_IF_ASKED;
+    std::memset(value, 0, 8 * sizeof(uint64_t));
+    value[0] = attribute == static_cast<Node*>(handle)->attribute;
+    return 0;
+}
+
 CALL(cuGraphMemcpyNodeGetParams, void* node, MemcpyParams* params) {
     FAIL_IF_ASKED;
     *params = static_cast<Node*>(node)->copy;
@@ -295,6 +317,8 @@ extern "C" int emulator_add_kernel(void* graph, const char* name, void** argumen
     return kInvalidValue;
 }
 
+extern "C" void emulator_set_attribute(void* graph, int attribute) { static_cast<Graph*>(graph)->nodes.back()->attribute = attribute; }
+
 extern "C" void emulator_add_copy(void* graph, uint64_t to, uint64_t from, size_t size, int memory_type, size_t height, size_t depth) {
     auto* node = new Node;
     node->type = 1;
@@ -337,6 +361,7 @@ extern "C" void emulator_fail_at(long call) {
 extern "C" void emulator_capturing(int status) { state.stream_status = status; }
 extern "C" long emulator_calls() { return state.calls; }
 extern "C" long emulator_early_writes() { return state.early_writes; }
+extern "C" long emulator_single_kernels() { return state.single_kernels; }
 extern "C" long emulator_live_graphs() { return state.graphs; }
 extern "C" long emulator_live_executables() { return state.executables; }
 extern "C" long emulator_live_memory() { return static_cast<long>(state.reserved.size()) + state.mapped + state.allocated; }

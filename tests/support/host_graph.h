@@ -86,6 +86,7 @@ struct Node {
     int type = 0;
     Function* function = nullptr;
     bool packed = false;
+    int attribute = 0;  // the one that is set
     Arguments arguments;
     MemcpyParams copy{};
     MemsetParams set{};
@@ -96,6 +97,7 @@ void copy_node(const Node& from, Node& to) {
     to.type = from.type;
     to.function = from.function;
     to.packed = from.packed;
+    to.attribute = from.attribute;
     to.copy = from.copy;
     to.set = from.set;
     if (from.function) {
@@ -116,7 +118,7 @@ struct Executable {
 
 struct State {
     long calls = 0, fail_at = 0;
-    long graphs = 0, executables = 0, early_writes = 0;
+    long graphs = 0, executables = 0, early_writes = 0, single_kernels = 0;
     std::map<uint64_t, uint64_t> reserved;
     long mapped = 0, allocated = 0;
     int capture_mode = 0, stream_status = 0;

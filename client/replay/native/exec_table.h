@@ -337,6 +337,34 @@ static Executable *bound_executable(Table *table, void *stream) {
     return found;
 }
 
+/* CUDA_KERNEL_NODE_PARAMS_v2 */
+typedef struct {
+    void *function;
+    unsigned grid[3], block[3], shared;
+    void **arguments, **extra;
+    void *kernel, *context;
+} KernelParameters;
+
+/* What stands for an executable where a graph is one kernel; see `client/replay/single_kernel.py`. */
+typedef struct {
+    int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **); /* cuLaunchKernel */
+    const KernelParameters *parameters;
+} Kernel;
+
+static int launch_kernel(void *kernel, void *stream) {
+    const KernelParameters *p = ((const Kernel *)kernel)->parameters;
+    void *function = p->function != NULL ? p->function : p->kernel;
+    return ((const Kernel *)kernel)->launch(function, p->grid[0], p->grid[1], p->grid[2], p->block[0], p->block[1], p->block[2], p->shared, stream, p->arguments, p->extra);
+}
+
+/* Writes a node of it: its words are the arguments of the launch. */
+static int write_nothing(void *kernel, void *node, void *parameters) { return 0; }
+
+/* kernel_functions() */
+static PyObject *kernel_functions(PyObject *module, PyObject *none) {
+    return Py_BuildValue("KK", (unsigned long long)(uintptr_t)launch_kernel, (unsigned long long)(uintptr_t)write_nothing);
+}
+
 /* bind(table, inputs, memory, stream) */
 static PyObject *bind(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     if (given != 4 || !PyList_Check(args[1]) || !PyList_Check(args[2])) {

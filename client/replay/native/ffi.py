@@ -118,6 +118,8 @@ class TensorOps:
         captured, or where a function in `conditions` does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
+        self.kernel_functions: Callable[[], tuple[int, int]] = module.kernel_functions
+        """Returns the addresses of functions that launch a kernel and write a node, as the driver's do; see `single_kernel.py`."""
         self.arena_range: Callable[[int, int], int] = module.arena_range
         """Has the pools of `arena_functions` allocate addresses from the first on, below the second; returns the first one left of the range before."""
         self.arena_functions: Callable[[], tuple[int, int]] = module.arena_functions

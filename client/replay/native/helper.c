@@ -247,6 +247,8 @@ static PyMethodDef methods[] = {
      "(0: of none), 0 if there can be none now, None if there never can, or raises; fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, number of nodes written), or None if the call does not fit."},
+    {"kernel_functions", kernel_functions, METH_NOARGS,
+     "kernel_functions(): return the addresses of functions that launch a kernel and write a node, where a graph is one kernel."},
     {"arena_range", arena_range, METH_VARARGS,
      "arena_range(next, end): have the functions of `arena_functions` hand out these addresses; return the next one of the range before."},
     {"arena_functions", arena_functions, METH_NOARGS,

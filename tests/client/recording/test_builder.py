@@ -120,6 +120,7 @@ def test_each_input_of_a_group_keeps_its_alignment(recorder: Recorder) -> None:
 def test_a_replay_that_nobody_keeps_leaves_nothing(recorder: Recorder) -> None:
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
     recorder.graph.scale(a, out, 3.0)
+    recorder.graph.accumulate(out, a)
     before = recorder.emulator.live()
     built = recorder.built([a], [out])
     assert recorder.emulator.live() != before

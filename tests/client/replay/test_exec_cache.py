@@ -121,16 +121,6 @@ def test_where_few_nodes_of_many_follow_what_moves_it_is_cheaper_to_write_them(r
     case.replay.close()
 
 
-def test_a_graph_of_one_node_is_not_written_for_addresses_that_take_turns(recorder: Recorder) -> None:
-    case = Doubling(recorder, 1)
-    places = case.places(3)
-
-    assert [case.round(places) for _ in range(4)] == [3, 2, 0, 0]
-
-    assert case.replay.executables == 3
-    case.replay.close()
-
-
 def test_of_more_places_than_executables_all_but_one_of_these_stay_bound(
     few: int, doubling: Doubling
 ) -> None:

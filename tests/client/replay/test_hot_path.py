@@ -257,7 +257,7 @@ def test_what_is_no_error_of_ours_is_raised(case: Case, monkeypatch: pytest.Monk
 def test_an_error_after_the_launch_is_raised_and_nothing_runs_twice(case: Case) -> None:
     made, run = recorded(case, accumulated)
     (replay,), total = made.replays, case.floats(1)
-    launch, inputs = case.emulator.driver.launch, [total, case.floats(2)]
+    launch, inputs = replay._launch_executable, [total, case.floats(2)]
 
     def launch_and_lose_inputs(executable: int, stream: int) -> Any:
         launched = launch(executable, stream)

@@ -230,7 +230,7 @@ def drawing(case: Case) -> RngCursor:
     from pygraphd.client.replay.replay import drawing_launch
 
     cursor = RngCursor()
-    launch = drawing_launch(cursor, case.emulator.driver)
+    launch = drawing_launch(cursor, case.replay._launch_executable)
     case.replay._start = launch
     assert case.replay.fused is not None
     case.replay.fused.launch, case.replay.fused.expect = launch, cursor.affinity.expect

@@ -1,0 +1,76 @@
+"""A graph of one kernel, which is launched by itself: an executable would take twice as long to launch, and memory.
+
+The node parameters are the arguments of the launch. So a call writes its addresses into them, and the driver is not told of that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int, c_uint64, c_void_p
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.replay.graph_exec import mismatch, table_numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.backend.driver import Driver
+    from pygraphd.client.replay.graph_exec import Segment
+    from pygraphd.client.replay.native.ffi import TensorOps
+    from pygraphd.client.replay.node_params import Parameters
+
+NEVER_WORTH = 2
+"""More than the number of nodes: no call is worth another executable."""
+_LAUNCH = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)
+
+
+class SingleKernel:
+    """Takes the place of the executables of a graph with one kernel; see `Executables`."""
+
+    def __init__(
+        self, driver: Driver, parameters: Parameters, segments: Sequence[Segment], ops: TensorOps
+    ) -> None:
+        """Prepare the launch of the kernel in `parameters`, which `Parameters.is_single_kernel` has been asked about."""
+        self._parameters = parameters
+        self._segments = segments
+        self._bind = ops.bind
+        # `Kernel` of `exec_table.h`: what stands for an executable.
+        self._kernel = (c_uint64 * 2)(driver.kernel_launch_address, parameters.writes[0][2])
+        self.launch_address, write = ops.kernel_functions()
+        self._launch = _LAUNCH(self.launch_address)
+        numbers = table_numbers(segments, [(write, *parameters.writes[0][1:])])
+        limits = (1, NEVER_WORTH, 0)
+        self.table: Any = ops.table(
+            numbers, parameters.words, ctypes.addressof(self._kernel), *limits, _none, _none
+        )
+
+    def __len__(self) -> int:
+        """Return the number of executables, which is 0."""
+        return 0
+
+    def launch(self, kernel: int, stream: int) -> None:
+        """Launch the kernel that `bind` has returned, on a stream of the current device."""
+        code = self._launch(kernel, stream)
+        if code:
+            self.fail_launch(code)
+
+    @staticmethod
+    def fail_launch(code: int) -> NoReturn:
+        """Raise DriverError for a code that cuLaunchKernel has returned."""
+        raise DriverError("cuLaunchKernel", code)
+
+    def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
+        """Write the addresses of a call into the arguments of the kernel; see `Executables.bind`."""
+        found = self._bind(self.table, inputs, memory, stream)
+        if found is None:
+            raise mismatch(self._segments, inputs)
+        return found
+
+    def close(self) -> None:
+        """Let go of the table; launches that still run go on."""
+        self.table = None
+
+
+def _none(*_: object) -> None:
+    """Stand for functions that are called for executables only."""
