@@ -124,7 +124,7 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not torch_private.is_profiled() and not self._guarded(self._is_graph_coming):
+        if is_due and not self._guarded(self._is_graph_coming):
             self._begin_measuring(sizes)
         return self._kernels(inputs)
 
@@ -141,8 +141,9 @@ class PartitionTrial:
         return False
 
     def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
-        if not self._changing.acquire(blocking=False):
-            return  # another thread is at it; this call runs as KERNELS
+        # Under a profiler nothing is measured, and a lease would run out; or another thread is at it. This call runs as KERNELS.
+        if torch_private.is_profiled() or not self._changing.acquire(blocking=False):
+            return
         with contextlib.ExitStack() as stack:
             stack.callback(self._changing.release)
             if self.state in {State.WARM_UP, State.WAIT}:

@@ -339,13 +339,11 @@ class Driver:
         return params
 
     def is_plain_launch(self, node: int) -> bool:
-        """Return whether a kernel node is launched by its parameters alone: not cooperatively, nor in clusters."""
+        """Return whether a kernel node needs neither a cooperative launch nor clusters; False also if the driver does not say."""
         values = (c_uint64 * _ATTRIBUTE_WORDS)()
-        for attribute in (_COOPERATIVE, _CLUSTER_DIMENSION):
-            self._call("cuGraphKernelNodeGetAttribute", node, attribute, values)
-            if any(values):
-                return False
-        return True
+        get = self._calls["cuGraphKernelNodeGetAttribute"]
+        attributes = (_COOPERATIVE, _CLUSTER_DIMENSION)
+        return not any(get(node, attribute, values) or any(values) for attribute in attributes)
 
     def memcpy(self, node: int) -> Memcpy3D:
         """Return a copy node's parameters."""

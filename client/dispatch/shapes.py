@@ -36,7 +36,8 @@ RECORDING_SHARE = 0.1
 RECORDING_ALLOWANCE_S = 1.0
 """Seconds of recording that may come at once."""
 EXPECTED_S = 0.3
-"""Seconds that count for a size from its setup until it is recorded, as long as no recording has been timed. Then their mean counts."""
+"""Seconds that one recording is expected to take until the first has been timed; then it is the mean of those so far. They count from the
+setup of a size until it is recorded."""
 MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
 question takes time."""
@@ -101,8 +102,8 @@ class ShapeDispatcher:
         self._stays = False
         self._setups = 0
         self._clock = clock
-        self._debt_s = 0.0  # of recording, which time pays back
-        self._expected = 0  # recordings that the debt has `_each_s` for
+        # Recordings have taken `_owed_s`. Those of sizes that are set up are to take `_expected_s`: `_each_s` for each. Time pays back both.
+        self._owed_s = self._expected_s = 0.0
         self._each_s = EXPECTED_S
         self._began_ms, self._began = report.recording_ms, report.counts["captured"]
         self._counted_at_s, self._counted_ms, self._counted = clock(), self._began_ms, self._began
@@ -193,16 +194,17 @@ class ShapeDispatcher:
             self._report.recording_ms,
             self._report.counts["captured"],
         )
-        came = min(recorded - self._counted, self._expected)
-        paid_s = RECORDING_SHARE * (now_s - self._counted_at_s) + came * self._each_s
-        self._debt_s = max(self._debt_s - paid_s, 0.0) + (recorded_ms - self._counted_ms) / 1e3
-        self._expected -= came
-        if recorded > self._began:
+        owed_s = self._owed_s - RECORDING_SHARE * (now_s - self._counted_at_s)
+        # Of some sizes there will be no recording: time pays for these as well.
+        expected_s = max(self._expected_s + min(owed_s, 0.0) - (recorded - self._counted) * self._each_s, 0.0)
+        self._owed_s = max(owed_s, 0.0) + (recorded_ms - self._counted_ms) / 1e3
+        if recorded > self._began and recorded_ms > self._began_ms:
             before_s = self._each_s
             self._each_s = (recorded_ms - self._began_ms) / 1e3 / (recorded - self._began)
-            self._debt_s = max(self._debt_s + self._expected * (self._each_s - before_s), 0.0)
+            expected_s *= self._each_s / before_s
+        self._expected_s = expected_s
         self._counted_at_s, self._counted_ms, self._counted = now_s, recorded_ms, recorded
-        return self._debt_s
+        return self._owed_s + expected_s
 
     def _calls_to_make_room(self) -> int:
         """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.
@@ -230,8 +232,7 @@ class ShapeDispatcher:
 
     def _set_up(self, sizes: Sizes, known: DecidedSize | None) -> Runnable:
         self._setups += 1
-        self._expected += 1
-        self._debt_s += self._each_s
+        self._expected_s += self._each_s
         del self._seen[sizes]
         failed = DecidedSize(Slot(self._launch), lambda: None)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed

@@ -90,6 +90,7 @@ class Hook:
             if misread := runtime.options.misread:
                 log.say("; ".join(misread), is_logged=True)
             self._undo.append(torch_private.install(self._around_post_compile, self._around_cudagraphify))
+            self._undo.append(torch_private.watch_profiler())
             # A daemon makes a database, and imports the spool.
             forbidden = f"{settings.READONLY}={os.environ.get(settings.READONLY)}"
             transport = Transport(runtime.locations.socket)

@@ -20,6 +20,7 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import (
+    PROFILED,
     FallbackError,
     NoMemoryError,
     NotRelocatableError,
@@ -62,7 +63,7 @@ INTERRUPTED = "its capture was ended by another thread, as by one that waits for
 _SAYS_INTERRUPTED = "previous error during capture"
 """Part of CUDA's message when another thread has ended the capture. An error of the capturing thread itself has another message."""
 NEW_THREAD = "it could not be captured in a thread that had not run it before"
-_RETRIED = frozenset({OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNDECIDABLE, CAPTURES_DIFFER})
+_RETRIED = frozenset({OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNDECIDABLE, CAPTURES_DIFFER, PROFILED})
 """Reasons that lie in the stream or thread of a call or in chance: the next call of the size is recorded again."""
 STUCK_S = 30.0
 """Seconds after which the GPU is taken to wait for a rank that has died or is late."""
@@ -273,9 +274,8 @@ class Pipeline:
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:
         """Capture a call on stand-ins, and again with output reserves until no output overlaps with other memory."""
         self.captures += 1
-        self._recorder.empty_cache(
-            with_workspaces=True
-        )  # or a workspace would keep the segment that it lies in
+        # A workspace keeps its whole segment of PyTorch's allocator from going back to the device.
+        self._recorder.empty_cache(with_workspaces=True)
         try:
             tensors = call.stand_ins()
             try:

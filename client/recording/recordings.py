@@ -228,8 +228,12 @@ class Recordings:
             slot.refusal = Refusal(reason, Persistence.PROCESS)
         if reason is not None:
             # Outside of `except`: the error's traceback keeps the memory of the replay.
-            is_due = mismatch is not None and slot.mismatches.add(inputs, mismatch)
-            if not is_due or self._why_no_more(slot.size) or torch_private.is_profiled():
+            is_due = (
+                mismatch is not None
+                and not torch_private.is_profiled()
+                and slot.mismatches.add(inputs, mismatch)
+            )
+            if not is_due or self._why_no_more(slot.size):
                 return self._fall_back(reason, inputs)
             return self._record_or_fall_back(slot, inputs, reason)
         if self._needs_draws and slot.replay is not None:

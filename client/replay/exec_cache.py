@@ -103,17 +103,18 @@ class Executables:
         return len(self._handles)
 
     def _make(self, stream: int, replaced: int) -> int | None:
-        """Return another executable, bound to the addresses in the node parameters; 0 if there can be none now, None if there never can.
+        """Return another executable, bound to the addresses in the node parameters; 0 if a profiler runs, None if the driver refuses.
 
-        It takes the place of the executable that is `replaced` (0: of none), of which launches that still run go on.
-        Raises DriverError, or FallbackError for now, if the call needs it. The graph is written before: the addresses at which it was recorded may be
+        It takes the place of the executable that is `replaced` (0: of none), of which launches that still run go on. After None no further one
+        is asked for, unless in place of another one. Raises DriverError if the first one cannot be made, and FallbackError if a profiler
+        runs and the call cannot do without. The graph is written before: the addresses at which it was recorded may be
         unmapped by now, and the driver checks those of copies and memsets when it instantiates. Kernels of the first one are written as
         at any call.
         """
         is_first = not self._handles
         if self._parameters.has_copies and torch_private.is_profiled():
-            # CUPTI then keeps the driver's record of the memory of each copy and memset. Once that memory has gone back to the device, a
-            # launch under another profile would end the process with a segmentation fault (H200, driver 580, CUPTI 13.0).
+            # CUPTI would keep pointers to the driver's records of the memory that copies and memsets access. Once that memory has gone back
+            # to the device, a launch under another profile ends the process with a segmentation fault (H200, driver 580, CUPTI 13.0).
             if is_first or replaced:
                 raise FallbackError(PROFILED)
             return 0

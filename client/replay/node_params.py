@@ -133,7 +133,7 @@ class Parameters:
 
     @property
     def is_single_kernel(self) -> bool:
-        """Whether its one node is a kernel that can be launched by itself; raises DriverError."""
+        """Whether its one node is a kernel that can be launched by itself."""
         return len(self) == 1 and not self.has_copies and self._driver.is_plain_launch(self._nodes[0].handle)
 
     def fail_to_write(self, code: int, node: int) -> NoReturn:

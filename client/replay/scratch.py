@@ -42,7 +42,7 @@ class SharedScratch:
                 each.allocate_scratch(self.bytes)
 
     def allocate(self) -> torch.Tensor | None:
-        """Allocate the scratch of one call; return None if it is small."""
+        """Allocate the scratch of one call; return None if it is small, or no recording is left."""
         with self._lock:
             replay, size = next(iter(self._replays), None), self.bytes
         return replay.allocate_bytes(size) if replay is not None and size >= IN_ONE_PIECE_FROM else None

@@ -1,4 +1,4 @@
-"""A graph of one kernel, which is launched by itself: an executable would take twice as long to launch, and memory.
+"""A graph of one kernel, which is launched by cuLaunchKernel. An executable would take longer to launch, and GPU memory.
 
 The node parameters are the arguments of the launch. So a call writes its addresses into them, and the driver is not told of that.
 """

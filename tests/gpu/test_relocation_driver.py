@@ -86,6 +86,7 @@ NEVER_FAIL = frozenset(
 
 FOR_A_SHORTER_WAY = frozenset(
     {
+        "cuGraphKernelNodeGetAttribute",
         "cuMemcpyDtoH_v2",
         "cuStreamBatchMemOp_v2",
         "cuMemAddressReserve",

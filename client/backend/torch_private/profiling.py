@@ -1,4 +1,4 @@
-"""Tells whether a profiler of torch runs, and names a range in its trace."""
+"""Tells whether a profiler of torch runs or is being made ready, and names a range in its trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _FLAG = "_is_profiler_enabled"
+_PREPARE, _DISABLE = "_prepare_profiler", "_disable_profiler"
 
 
 def profiler_flag() -> tuple[dict[str, Any], str]:
@@ -17,9 +18,50 @@ def profiler_flag() -> tuple[dict[str, Any], str]:
     return vars(torch.autograd.profiler), _FLAG
 
 
+class _Preparation:
+    """Whether a profiler has been made ready, and has not ended: CUPTI is at work then, before the flag is set."""
+
+    is_ready = False
+
+
+_preparation = _Preparation()
+
+
+def watch_profiler() -> Callable[[], None]:
+    """Notice from now on when a profiler is made ready, as it is for the warm-up of a schedule; return a function that undoes this."""
+    profiler: Any = torch.autograd.profiler
+    prepare, disable = (getattr(profiler, name, None) for name in (_PREPARE, _DISABLE))
+    if prepare is None or disable is None:
+        return lambda: None
+
+    def prepared(*arguments: Any, **options: Any) -> Any:
+        _preparation.is_ready = True
+        try:
+            return prepare(*arguments, **options)
+        except BaseException:
+            _preparation.is_ready = False
+            raise
+
+    def disabled(*arguments: Any, **options: Any) -> Any:
+        try:
+            return disable(*arguments, **options)
+        finally:
+            _preparation.is_ready = False
+
+    def undo() -> None:
+        _preparation.is_ready = False
+        for name, ours, theirs in ((_PREPARE, prepared, prepare), (_DISABLE, disabled, disable)):
+            if getattr(profiler, name) is ours:
+                setattr(profiler, name, theirs)
+
+    setattr(profiler, _PREPARE, prepared)
+    setattr(profiler, _DISABLE, disabled)
+    return undo
+
+
 def is_profiled() -> bool:
-    """Return whether a profiler runs in this process."""
-    return getattr(torch.autograd.profiler, _FLAG, False) is True
+    """Return whether a profiler runs in this process or, if `watch_profiler` was called, has been made ready."""
+    return getattr(torch.autograd.profiler, _FLAG, False) is True or _preparation.is_ready
 
 
 def named(run: Callable[[list[Any]], Any], name: str) -> Callable[[list[Any]], Any]:

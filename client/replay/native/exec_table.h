@@ -255,7 +255,7 @@ static int write_node(const Write *write, void *executable) {
 }
 
 /* Has `make` instantiate the graph with the words as they are, in place of an executable that is `replaced` if that is not 0; returns 0, without
- * an exception or with one, if it does not. */
+ * an exception or with one, if it does not. After None from `make`, there will be no further executables. */
 static uint64_t instantiate(Table *table, uint64_t replaced, void *stream) {
     PyObject *made = PyObject_CallFunction(table->make, "KK", (unsigned long long)(uintptr_t)stream, (unsigned long long)replaced);
     uint64_t handle = made == NULL || made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);
@@ -357,7 +357,7 @@ static int launch_kernel(void *kernel, void *stream) {
     return ((const Kernel *)kernel)->launch(function, p->grid[0], p->grid[1], p->grid[2], p->block[0], p->block[1], p->block[2], p->shared, stream, p->arguments, p->extra);
 }
 
-/* Writes a node of it: its words are the arguments of the launch. */
+/* Stands for the driver's function that writes a node: the launch reads the words themselves. */
 static int write_nothing(void *kernel, void *node, void *parameters) { return 0; }
 
 /* kernel_functions() */

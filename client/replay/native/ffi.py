@@ -119,7 +119,7 @@ class TensorOps:
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
         self.kernel_functions: Callable[[], tuple[int, int]] = module.kernel_functions
-        """Returns the addresses of functions that launch a kernel and write a node, as the driver's do; see `single_kernel.py`."""
+        """Returns the addresses of functions that stand for cuGraphLaunch and for the driver's function that writes a node; see `single_kernel.py`."""
         self.arena_range: Callable[[int, int], int] = module.arena_range
         """Has the pools of `arena_functions` allocate addresses from the first on, below the second; returns the first one left of the range before."""
         self.arena_functions: Callable[[], tuple[int, int]] = module.arena_functions

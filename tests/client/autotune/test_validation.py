@@ -231,6 +231,18 @@ def test_a_capture_of_the_users_is_not_timed(monkeypatch: pytest.MonkeyPatch) ->
     assert case.said == []
 
 
+def test_calls_that_a_profiler_watches_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may run as KERNELS, whose times would refute any GRAPH."""
+    case = Case(cost_us=1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+        case.calls(MAX_CALLS + 1)
+    assert case.said == []
+
+    case.calls(TWICE + 1)
+    assert case.said == [False]
+
+
 def test_an_error_of_the_users_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(inputs: list[Any]) -> None:
         raise ZeroDivisionError

@@ -141,6 +141,22 @@ def test_the_first_recordings_tell_how_long_those_take_that_are_still_to_come() 
     assert case.calls(3) == [(3,)]
 
 
+@pytest.mark.parametrize("each_s", [0.01, 2.0])
+def test_sizes_that_time_has_paid_for_are_not_counted_anew_when_a_recording_was_timed(each_s: float) -> None:
+    """As of sizes whose decision is KERNELS: there will be no recording."""
+    case = Case(calls=1, sizes=1000)
+    case.records_at_once = False
+    for size in range(60):
+        assert case.calls(size) == [(size,)]
+        case.now_s += shapes.EXPECTED_S / shapes.RECORDING_SHARE
+    case.report.count(captured=1)
+    case.report.recording_ms += 1e3 * each_s
+    case.calls(100)
+    case.now_s += each_s / shapes.RECORDING_SHARE
+
+    assert case.calls(101) == [(101,)]
+
+
 def test_all_integers_count_in_their_order() -> None:
     case = Case(calls=1)
 

@@ -82,6 +82,19 @@ def test_a_kernel_that_is_launched_in_another_way_has_an_executable(
     replay.close()
 
 
+def test_a_kernel_of_which_the_driver_does_not_tell_how_it_is_launched_has_an_executable(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 2.0)
+    monkeypatch.setitem(recorder.emulator.driver._calls, "cuGraphKernelNodeGetAttribute", lambda *_: 801)
+    replay = recorder.built([a], [out]).replay
+
+    assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
+    assert replay.executables == 1
+    replay.close()
+
+
 @pytest.mark.parametrize("node", ["copy", "memset"])
 def test_a_copy_has_an_executable(recorder: Recorder, node: str) -> None:
     a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
