@@ -141,7 +141,7 @@ class PartitionTrial:
         return False
 
     def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
-        # Under a profiler nothing is measured, and a lease would run out; or another thread is at it. This call runs as KERNELS.
+        # Under a profiler nothing is measured, and a lease would run out unused. Or another thread is at it.
         if torch_private.is_profiled() or not self._changing.acquire(blocking=False):
             return
         with contextlib.ExitStack() as stack:

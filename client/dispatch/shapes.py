@@ -36,8 +36,8 @@ RECORDING_SHARE = 0.1
 RECORDING_ALLOWANCE_S = 1.0
 """Seconds of recording that may come at once."""
 EXPECTED_S = 0.3
-"""Seconds that one recording is expected to take until the first has been timed; then it is the mean of those so far. They count from the
-setup of a size until it is recorded."""
+"""Seconds that are charged for a size at its setup, until a recording has been timed; then it is the mean of all recordings of the process.
+They are taken back when a recording is made, whose own time then counts."""
 MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
 question takes time."""
@@ -102,7 +102,7 @@ class ShapeDispatcher:
         self._stays = False
         self._setups = 0
         self._clock = clock
-        # Recordings have taken `_owed_s`. Those of sizes that are set up are to take `_expected_s`: `_each_s` for each. Time pays back both.
+        # Unpaid time of recordings, and of those that are expected of sizes that are set up. Time pays for the first, and then for the second.
         self._owed_s = self._expected_s = 0.0
         self._each_s = EXPECTED_S
         self._began_ms, self._began = report.recording_ms, report.counts["captured"]
@@ -188,14 +188,14 @@ class ShapeDispatcher:
         return NO_TIME if self._debt_now_s() > RECORDING_ALLOWANCE_S else None
 
     def _debt_now_s(self) -> float:
-        """Return the time that recordings have taken and are about to take, less the share of all time that they may take."""
+        """Return the time that recordings have taken and are about to take, as far as time has not paid for it."""
         now_s, recorded_ms, recorded = (
             self._clock(),
             self._report.recording_ms,
             self._report.counts["captured"],
         )
         owed_s = self._owed_s - RECORDING_SHARE * (now_s - self._counted_at_s)
-        # Of some sizes there will be no recording: time pays for these as well.
+        # Time pays for expected recordings as well, since some never come.
         expected_s = max(self._expected_s + min(owed_s, 0.0) - (recorded - self._counted) * self._each_s, 0.0)
         self._owed_s = max(owed_s, 0.0) + (recorded_ms - self._counted_ms) / 1e3
         if recorded > self._began and recorded_ms > self._began_ms:

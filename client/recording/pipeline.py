@@ -64,7 +64,7 @@ _SAYS_INTERRUPTED = "previous error during capture"
 """Part of CUDA's message when another thread has ended the capture. An error of the capturing thread itself has another message."""
 NEW_THREAD = "it could not be captured in a thread that had not run it before"
 _RETRIED = frozenset({OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNDECIDABLE, CAPTURES_DIFFER, PROFILED})
-"""Reasons that lie in the stream or thread of a call or in chance: the next call of the size is recorded again."""
+"""Reasons that lie in the stream or thread of a call, in chance, or in a profiler: the next call of the size is recorded again."""
 STUCK_S = 30.0
 """Seconds after which the GPU is taken to wait for a rank that has died or is late."""
 STUCK = f"the GPU has waited {STUCK_S:g} s for another rank"
@@ -195,6 +195,8 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             is_short = isinstance(error, torch.OutOfMemoryError)
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
+            if isinstance(error, FallbackError) and str(error) == PROFILED:
+                persistence = Persistence.ONE_CALL
             reason = f"verification failed: {_first_line(error)}"
             return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
 

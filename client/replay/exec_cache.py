@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import PROFILED, FallbackError
-from pygraphd.client.replay.graph_exec import mismatch, table_numbers
+from pygraphd.client.replay.graph_exec import fitting, table_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +103,9 @@ class Executables:
         return len(self._handles)
 
     def _make(self, stream: int, replaced: int) -> int | None:
-        """Return another executable, bound to the addresses in the node parameters; 0 if a profiler runs, None if the driver refuses.
+        """Return another executable, bound to the addresses in the node parameters; None if the driver refuses.
+
+        Returns 0 if a profiler runs, the graph has copies or memsets, and the call can do without.
 
         It takes the place of the executable that is `replaced` (0: of none), of which launches that still run go on. After None no further one
         is asked for, unless in place of another one. Raises DriverError if the first one cannot be made, and FallbackError if a profiler
@@ -147,10 +149,7 @@ class Executables:
         An executable may be written while a launch of it runs, which is not affected. Raises `FallbackError`, `DriverError`, or what an
         object that is no tensor raises.
         """
-        found = self._bind(self.table, inputs, memory, stream)
-        if found is None:
-            raise mismatch(self._segments, inputs)
-        return found
+        return fitting(self._bind(self.table, inputs, memory, stream), self._segments, inputs)
 
     def close(self) -> None:
         """Destroy all executables; launches that still run go on."""

@@ -1,4 +1,4 @@
-"""A graph of one kernel, which is launched by cuLaunchKernel. An executable would take longer to launch, and GPU memory.
+"""A graph of one kernel, which is launched by cuLaunchKernel. An executable would take longer to launch, and would take GPU memory.
 
 The node parameters are the arguments of the launch. So a call writes its addresses into them, and the driver is not told of that.
 """
@@ -10,7 +10,7 @@ from ctypes import c_int, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.graph_exec import mismatch, table_numbers
+from pygraphd.client.replay.graph_exec import fitting, table_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,10 +62,7 @@ class SingleKernel:
 
     def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
         """Write the addresses of a call into the arguments of the kernel; see `Executables.bind`."""
-        found = self._bind(self.table, inputs, memory, stream)
-        if found is None:
-            raise mismatch(self._segments, inputs)
-        return found
+        return fitting(self._bind(self.table, inputs, memory, stream), self._segments, inputs)
 
     def close(self) -> None:
         """Let go of the table; launches that still run go on."""

@@ -19,7 +19,7 @@ def profiler_flag() -> tuple[dict[str, Any], str]:
 
 
 class _Preparation:
-    """Whether a profiler has been made ready, and has not ended: CUPTI is at work then, before the flag is set."""
+    """Whether torch has prepared a profiler, as for the warm-up of a schedule, and none has ended since: CUPTI is at work before the flag is set."""
 
     is_ready = False
 
@@ -34,8 +34,10 @@ def watch_profiler() -> Callable[[], None]:
     if prepare is None or disable is None:
         return lambda: None
 
+    is_watching = True
+
     def prepared(*arguments: Any, **options: Any) -> Any:
-        _preparation.is_ready = True
+        _preparation.is_ready = is_watching
         try:
             return prepare(*arguments, **options)
         except BaseException:
@@ -49,7 +51,8 @@ def watch_profiler() -> Callable[[], None]:
             _preparation.is_ready = False
 
     def undo() -> None:
-        _preparation.is_ready = False
+        nonlocal is_watching  # others may have wrapped one of ours, which then stays
+        is_watching = _preparation.is_ready = False
         for name, ours, theirs in ((_PREPARE, prepared, prepare), (_DISABLE, disabled, disable)):
             if getattr(profiler, name) is ours:
                 setattr(profiler, name, theirs)

@@ -255,7 +255,8 @@ static int write_node(const Write *write, void *executable) {
 }
 
 /* Has `make` instantiate the graph with the words as they are, in place of an executable that is `replaced` if that is not 0; returns 0, without
- * an exception or with one, if it does not. After None from `make`, there will be no further executables. */
+ * an exception or with one, if it does not. After None from `make`, with `replaced` 0, no executable is asked
+ * for but in place of another one. */
 static uint64_t instantiate(Table *table, uint64_t replaced, void *stream) {
     PyObject *made = PyObject_CallFunction(table->make, "KK", (unsigned long long)(uintptr_t)stream, (unsigned long long)replaced);
     uint64_t handle = made == NULL || made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);

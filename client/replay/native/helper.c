@@ -244,7 +244,7 @@ static PyMethodDef methods[] = {
     {"table", table, METH_VARARGS,
      "table(numbers, words, executable, limit, worth, idle, make, fail): return the table of a graph with one executable (0: it is made at\n"
      "the first call), and `limit` at most; `numbers`: see `table_numbers`. make(stream, replaced) returns another executable, in place of one\n"
-     "(0: of none), 0 if there can be none now, None if no further one is to be asked for, or raises; fail(code, node) raises."},
+     "(0: of none), 0 if there can be none now, None if none is to be asked for but in place of another one, or raises; fail(code, node) raises."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, number of nodes written), or None if the call does not fit."},
     {"kernel_functions", kernel_functions, METH_NOARGS,

@@ -78,6 +78,18 @@ def test_what_was_changed_in_torch_is_changed_back() -> None:
     assert [getattr(torch.autograd.profiler, name) for name in names] == before
 
 
+def test_what_others_have_put_around_ours_notices_nothing_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    undo = torch_private.watch_profiler()
+    ours = getattr(torch.autograd.profiler, profiling._PREPARE)
+    monkeypatch.setattr(torch.autograd.profiler, profiling._PREPARE, lambda *a, **k: ours(*a, **k))
+    undo()
+
+    with profile(activities=CPU, acc_events=True):
+        pass
+
+    assert not torch_private.is_profiled()
+
+
 def test_a_torch_without_these_functions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.autograd.profiler, profiling._PREPARE)
 

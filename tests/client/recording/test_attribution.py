@@ -11,8 +11,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.backend.errors import PROFILED
+from pygraphd.client.backend.errors import PROFILED, FallbackError
 from pygraphd.client.recording import recordings
+from pygraphd.client.recording.verification import Verification
 from pygraphd.schema.messages import Graph, Kind
 from tests.support.recording_case import Case, Operations
 
@@ -95,6 +96,26 @@ def test_a_layout_that_comes_back_is_not_recorded_while_a_profiler_runs(case: Ca
     for _ in range(8):
         made.run([storage[1:3]])
     case.expect(captured=2)
+
+
+def test_a_profile_that_begins_during_a_recording_refuses_one_call_only(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread has begun it, and the recording could get no further executable."""
+
+    def fail(*_: Any) -> None:
+        raise FallbackError(PROFILED)
+
+    for function in (Verification._replay_once, Verification.disagreement):
+        made = case.made(doubled, GraphFacts())
+        made.run([case.floats(1, 1)])
+        with monkeypatch.context() as patch:
+            patch.setattr(Verification, function.__name__, fail)
+            assert made.run([case.floats(2, 2)])[0].tolist() == [4, 4]
+        assert (made.refusal, len(made.replays)) == (None, 0)
+
+        made.run([case.floats(3, 3)])
+        assert len(made.replays) == 1
 
 
 def test_kernels_are_not_named_as_a_graph(case: Case) -> None:
