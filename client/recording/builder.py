@@ -130,7 +130,7 @@ def _build(
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
     moving = moving_segments(layout.groups, table, [*bases, *[0] * len(sizes)])  # 0: a piece is in no capture
-    if parameters.is_single_kernel and not any(facts.collectives):
+    if parameters.is_single_kernel:
         executables: Executables | SingleKernel = SingleKernel(driver, parameters, moving, means.ops)
     else:
         executables = Executables(driver, capture.graph, parameters, moving, means.ops, means.stream(), note)

@@ -171,7 +171,7 @@ class Recordings:
 
         The call that made the recording had gradients and verification's copies in the same segments, which could not go then.
         """
-        self.empty_cache(workspaces=self._scratch.bytes > 0)
+        self.empty_cache(workspaces=self._scratch.is_large)
         with self._changing:
             if slot.replay is not replay:
                 return  # another thread has recorded it again
@@ -392,6 +392,8 @@ class Recordings:
         The next calls may run as KERNELS. The workspace that a BLAS library then allocates would lie amid memory that is large enough for
         the scratch, which the next replay would have to allocate beside it. So the workspace is allocated while the scratch is.
         """
+        if not self._scratch.is_large:
+            return
         with guarded(self._report, "reserving scratch"):
             is_room = self._scratch.bytes <= self._recorder.free_bytes()
             scratch = self._scratch.allocate() if is_room else None

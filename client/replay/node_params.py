@@ -92,8 +92,10 @@ class Parameters:
     def __init__(self, driver: Driver, graph: int, *, may_reduce: bool = False) -> None:
         """Read a graph's nodes; raises `NotRelocatableError` or `DriverError`. With `may_reduce`, they may be collectives of NCCL."""
         self._driver = driver
-        read = (_read(driver, handle, may_reduce=may_reduce) for handle in driver.nodes(graph))
+        handles = driver.nodes(graph)
+        read = (_read(driver, handle, may_reduce=may_reduce) for handle in handles)
         self._nodes = [node for node in read if node is not None]
+        self._unwritten = len(handles) - len(self._nodes)
         self._begins = [*itertools.accumulate((node.words for node in self._nodes), initial=0)][:-1]
         """For each node, the index of its first word."""
         self._context = driver.context()
@@ -133,8 +135,9 @@ class Parameters:
 
     @property
     def is_single_kernel(self) -> bool:
-        """Whether its one node is a kernel that can be launched by itself."""
-        return len(self) == 1 and not self.has_copies and self._driver.is_plain_launch(self._nodes[0].handle)
+        """Whether the graph is one kernel, without any node beside it, that can be launched by itself."""
+        is_one = len(self) == 1 and not self._unwritten and not self.has_copies
+        return is_one and self._driver.is_plain_launch(self._nodes[0].handle)
 
     def fail_to_write(self, code: int, node: int) -> NoReturn:
         """Raise DriverError with the code that a write of a node has returned."""

@@ -41,8 +41,13 @@ class SharedScratch:
             for each in grown:
                 each.allocate_scratch(self.bytes)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether free memory for it should be kept in one piece."""
+        return self.bytes >= IN_ONE_PIECE_FROM
+
     def allocate(self) -> torch.Tensor | None:
-        """Allocate the scratch of one call; return None if it is small, or no recording is left."""
+        """Allocate the scratch of one call; return None if no recording is left."""
         with self._lock:
             replay, size = next(iter(self._replays), None), self.bytes
-        return replay.allocate_bytes(size) if replay is not None and size >= IN_ONE_PIECE_FROM else None
+        return replay.allocate_bytes(size) if replay is not None else None

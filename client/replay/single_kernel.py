@@ -1,4 +1,4 @@
-"""A graph of one kernel, which is launched by cuLaunchKernel. An executable would take longer to launch, and would take GPU memory.
+"""A graph of one kernel, which is launched by cuLaunchKernel. There is no executable to take GPU memory, or to be written.
 
 The node parameters are the arguments of the launch. So a call writes its addresses into them, and the driver is not told of that.
 """

@@ -139,19 +139,22 @@ def test_enable_and_disable_in_code(run: Run) -> None:
     program = """
     import torch, pygraphd
     from torch._inductor.output_code import CompiledFxGraph
-    before = CompiledFxGraph.post_compile
+    profiler = torch.autograd.profiler
+    before = CompiledFxGraph.post_compile, profiler._prepare_profiler, profiler._disable_profiler
     pygraphd.enable()
     pygraphd.enable()
     torch.compile(lambda x: x @ x)(torch.ones(3, 3))
+    within = CompiledFxGraph.post_compile, profiler._prepare_profiler, profiler._disable_profiler
     pygraphd.disable()
-    print(CompiledFxGraph.post_compile is before)
+    print(all(one is not other for one, other in zip(before, within)))
+    print(before == (CompiledFxGraph.post_compile, profiler._prepare_profiler, profiler._disable_profiler))
     torch.compile(lambda x: x.t() @ x)(torch.ones(3, 3))
     pygraphd.enable()
     torch.compile(lambda x: x @ x.t())(torch.ones(3, 3))
     """
     outcome = run(program, PYGRAPH="")
 
-    assert outcome.output == "True\n"
+    assert outcome.output == "True\nTrue\n"
     assert outcome.summary["graphs"] == 1  # of the session that was open at the end
 
 

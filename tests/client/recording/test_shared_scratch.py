@@ -141,6 +141,9 @@ def test_a_workspace_is_allocated_beside_the_scratch_whenever_memory_was_given_b
     run.trim()
 
     assert len(emptied) == before + 2  # before the first replay, and as asked
+    assert len(case.recorder.cleared_before) == 1 + (
+        least == LEAST
+    )  # before the capture, and with large scratch before the first replay
     assert case.recorder.workspaces_beside == [4 * LEAST] * (3 if least == LEAST and free else 0)
     assert not held
 

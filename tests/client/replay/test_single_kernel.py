@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pygraphd.client.backend.driver import _CLUSTER_DIMENSION, _COOPERATIVE, DriverError
+from pygraphd.client.backend.driver import _CLUSTER_DIMENSION, _COOPERATIVE, DriverError, NodeType
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.recording import recordings
 from tests.support.recording_case import Case, Operations, case
@@ -79,6 +79,18 @@ def test_a_kernel_that_is_launched_in_another_way_has_an_executable(
 
     assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
     assert (replay.executables, recorder.emulator.single_kernels()) == (1, launched)
+    replay.close()
+
+
+def test_a_kernel_with_a_node_beside_it_has_an_executable(recorder: Recorder) -> None:
+    """As one of NCCL's, which lies between events."""
+    a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+    recorder.graph.scale(a, out, 2.0)
+    recorder.graph.other(NodeType.EMPTY)
+    replay = recorder.built([a], [out]).replay
+
+    assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
+    assert replay.executables == 1
     replay.close()
 
 
