@@ -35,7 +35,7 @@ class Hook:
         self.runtime: Runtime | None = None
         self.everything = False
         self._is_enabled = False
-        self._has_pass = False
+        self._has_pass = self._watches_profiler = False
         self._undo: list[Callable[[], None]] = []
         self._local = threading.local()
 
@@ -51,6 +51,8 @@ class Hook:
             return
         report.claim_summary()
         with self._guard("installing"):
+            if "torch.autograd.profiler" in sys.modules:
+                self._watch_profiler()  # a profile before the first compilation counts as well
             self._undo.append(when_imported(COMPILE_FX, self._install))
             self._is_enabled = True
 
@@ -61,7 +63,7 @@ class Hook:
                 step()
         self.close()
         self.runtime = None
-        self.everything = self._is_enabled = self._has_pass = False
+        self.everything = self._is_enabled = self._has_pass = self._watches_profiler = False
         self._undo.clear()
 
     def close(self) -> None:
@@ -90,7 +92,7 @@ class Hook:
             if misread := runtime.options.misread:
                 log.say("; ".join(misread), is_logged=True)
             self._undo.append(torch_private.install(self._around_post_compile, self._around_cudagraphify))
-            self._undo.append(torch_private.watch_profiler())
+            self._watch_profiler()
             # A daemon makes a database, and imports the spool.
             forbidden = f"{settings.READONLY}={os.environ.get(settings.READONLY)}"
             transport = Transport(runtime.locations.socket)
@@ -107,6 +109,13 @@ class Hook:
             self._prepare_collectives()
         with self._guard("adding a pass"):
             self._add_pass()
+
+    def _watch_profiler(self) -> None:
+        from pygraphd.client.backend import torch_private
+
+        if not self._watches_profiler:
+            self._watches_profiler = True
+            self._undo.append(torch_private.watch_profiler())
 
     def _split(self) -> None:
         """Have graphs be split around operators that run at each call, in modes in which Inductor does not."""

@@ -83,6 +83,13 @@ class Executables:
         self._note = note
         self._retired: list[int] = []
         """Executables that others have replaced in the table."""
+        self.may_be_profiled = True
+        """Whether calls may launch while a profiler runs. False once there was an executable with copies or memsets that was made after a profiler.
+
+        CUPTI, which the profiler attaches and leaves, has such executables point to the driver's records of the memory that they were made
+        with. Once that memory has gone back to the device, a launch under a profile ends the process with a segmentation fault (H200,
+        driver 580, CUPTI 13.0). Launches without a profile and executables from before the first one are not affected.
+        """
         self._handles = [] if parameters.has_copies else [driver.instantiate(graph, stream)]
         self.table: Any = None
         """The table, which holds this object through `_make`: only `close` ends both."""
@@ -115,11 +122,11 @@ class Executables:
         """
         is_first = not self._handles
         if self._parameters.has_copies and torch_private.is_profiled():
-            # CUPTI would keep pointers to the driver's records of the memory that copies and memsets access. Once that memory has gone back
-            # to the device, a launch under another profile ends the process with a segmentation fault (H200, driver 580, CUPTI 13.0).
             if is_first or replaced:
                 raise FallbackError(PROFILED)
-            return 0
+            return 0  # it could not be launched now
+        if self._parameters.has_copies and torch_private.was_profiled():
+            self.may_be_profiled = False
         self._destroy(self._retired)
         try:
             with self._driver.relaxed():

@@ -201,6 +201,12 @@ class Replay:
         return len(executables) if executables is not None else 0
 
     @property
+    def may_be_profiled(self) -> bool:
+        """Whether calls may be served while a profiler runs; see `Executables.may_be_profiled`."""
+        executables = self._executables
+        return executables is None or executables.may_be_profiled
+
+    @property
     def scratch_bytes(self) -> int:
         """The bytes of scratch that the recording needs; 0 if there is none, or it is in pieces."""
         scratch = self.layout.scratch

@@ -158,6 +158,30 @@ def test_enable_and_disable_in_code(run: Run) -> None:
     assert outcome.summary["graphs"] == 1  # of the session that was open at the end
 
 
+def test_a_profile_before_the_first_compilation_is_known(run: Run) -> None:
+    """CUPTI has been there since."""
+    program = """
+    import sys, torch
+    from torch.profiler import ProfilerActivity, profile
+    print("torch._inductor.compile_fx" in sys.modules)
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True):
+        pass
+    from pygraphd.client.backend import torch_private
+    print(torch_private.was_profiled())
+    import pygraphd
+    from torch.autograd import profiler
+    watched = profiler._prepare_profiler
+    pygraphd.disable()
+    print(profiler._prepare_profiler is watched)
+    pygraphd.enable()
+    print(profiler._prepare_profiler is watched, profiler._prepare_profiler.__module__)
+    """
+
+    assert (
+        run(program).output == "False\nTrue\nFalse\nFalse pygraphd.client.backend.torch_private.profiling\n"
+    )
+
+
 def test_a_failure_of_ours_is_counted_and_not_seen(run: Run) -> None:
     program = """
     import torch

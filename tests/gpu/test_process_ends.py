@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pygraphd.client.backend.errors import PROFILED
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -53,6 +55,8 @@ def step(x):
     for _ in range(4): x = (x @ weight).relu() @ weight.T / 5e4
     return (x @ weight).topk(50).values.tanh()
 x = torch.randn(8, 64, device="cuda")
+for _ in range({profiles_before}):
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]): x.sum()
 streams = [torch.cuda.Stream() for _ in range(4)]
 def everywhere():  # each stream has memory of its own
     for stream in streams * 4:
@@ -63,6 +67,7 @@ with torch.inference_mode():
     torch.cuda.synchronize()
     for _ in range(4):
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]): everywhere()
+        if {is_run_between}: everywhere()  # gets executables
         torch.cuda.empty_cache()
     everywhere()
 """
@@ -99,14 +104,18 @@ def test_a_first_compile_on_a_thread(tmp_path: Path, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("is_run_between", [False, True])
+@pytest.mark.parametrize("profiles_before", [0, 1])
 def test_a_second_profile_after_memory_has_gone_back(
-    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mode: str, is_run_between: bool, profiles_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CUPTI keeps records of the memory of copies and memsets in executables that are made while it is at work: here those of `topk`."""
+    """CUPTI keeps records of the memory of copies and memsets in executables that are made once it is there: here those of `topk`."""
     monkeypatch.setenv("MALLOC_PERTURB_", "165")  # what is freed is of no more use, which shows at once
-    _, summary = run(PROFILED_TWICE.format(mode=mode), tmp_path)
+    program = PROFILED_TWICE.format(mode=mode, is_run_between=is_run_between, profiles_before=profiles_before)
+    _, summary = run(program, tmp_path)
 
     assert summary["graphs"] == summary["deployed"]["GRAPH"] == 1
+    assert summary["fallbacks"].get(PROFILED, 0) >= (48 if profiles_before or is_run_between else 0)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

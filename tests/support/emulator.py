@@ -322,8 +322,13 @@ def emulator_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def emulator(emulator_library: Path, loaded_helper: TensorOps) -> Iterator[Emulator]:
-    """Return the driver, with the helper loaded; the test fails if a graph or an executable is left behind, or written to before its upload."""
+def emulator(
+    emulator_library: Path, loaded_helper: TensorOps, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Emulator]:
+    """Return the driver, with the helper loaded and no profile so far; the test fails if a graph or an executable is left behind, or written to before its upload."""
+    from pygraphd.client.backend.torch_private import profiling
+
+    monkeypatch.setattr(profiling._profiles, "were", False)
     library = ctypes.CDLL(str(emulator_library))
     for name, (arguments, result) in _SIGNATURES.items():
         call = getattr(library, name)

@@ -27,7 +27,7 @@ from pygraphd.client.backend.torch_private.partitions import graphs_are_split, s
 from pygraphd.client.backend.torch_private.passes import (
     FILES, PASS_OPTION, add_pass, current_pass, fake_on, has_frozen_values, is_added, is_for_export, pass_after, without_modes,
 )
-from pygraphd.client.backend.torch_private.profiling import is_profiled, named, watch_profiler
+from pygraphd.client.backend.torch_private.profiling import is_profiled, named, was_profiled, watch_profiler
 from pygraphd.client.backend.torch_private.requirements import (
     COMPILE_FX, missing, missing_for_groups, missing_for_partitions, missing_for_passes, missing_for_relocation,
 )

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from pygraphd.client.backend.torch_private.profiling import profiler_flag
+from pygraphd.client.backend.torch_private.profiling import profiler_flags
 from pygraphd.client.backend.torch_private.requirements import lacking
 
 Allocator = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
@@ -119,7 +119,7 @@ def missing_for_helper() -> str | None:
 def configure_helper(helper: Any) -> str | None:
     """Give the helper the addresses and offsets of this torch, and try it; return why it cannot be used, or None."""
     functions = (_function(library, name) for library, name in _LIBTORCH)
-    helper.configure(torch._C.TensorBase, _handle_offset(), *profiler_flag(), *functions)
+    helper.configure(torch._C.TensorBase, _handle_offset(), *profiler_flags(), *functions)
     with _without_modes_of_the_user():
         tensors = _own_tensors()
         plan = helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))])

@@ -17,19 +17,23 @@ static struct {
     int32_t (*view_as)(void *tensor, int32_t dtype, void **made);
     int32_t (*destroy)(void *tensor);
     PyObject *(*wrap)(void *tensor); /* moves the tensor into the object */
-    PyObject *flags, *profiler;      /* `flags[profiler]` is True while a profiler runs */
+    struct {
+        PyObject *flags, *key;
+    } profilers[2]; /* `flags[key]` of the first is True while a profiler runs, of the second while it is made ready */
 } torch;
 
 static PyObject *configure(PyObject *module, PyObject *args) {
-    PyObject *type, *flags, *profiler;
+    PyObject *type, *flags[2], *keys[2];
     Py_ssize_t offset;
     unsigned long long get_data_ptr, reinterpret, view_as, destroy, wrap;
-    if (!PyArg_ParseTuple(args, "O!nO!UKKKKK", &PyType_Type, &type, &offset, &PyDict_Type, &flags, &profiler, &get_data_ptr,
-                          &reinterpret, &view_as, &destroy, &wrap))
+    if (!PyArg_ParseTuple(args, "O!nO!UO!UKKKKK", &PyType_Type, &type, &offset, &PyDict_Type, &flags[0], &keys[0], &PyDict_Type,
+                          &flags[1], &keys[1], &get_data_ptr, &reinterpret, &view_as, &destroy, &wrap))
         return NULL;
     Py_INCREF(type); /* for good: what was configured before may be in use */
-    torch.flags = Py_NewRef(flags);
-    torch.profiler = Py_NewRef(profiler);
+    for (int i = 0; i < 2; i++) {
+        torch.profilers[i].flags = Py_NewRef(flags[i]);
+        torch.profilers[i].key = Py_NewRef(keys[i]);
+    }
     torch.type = (PyTypeObject *)type;
     for (int i = 0; i < 2; i++) Py_CLEAR(torch.subtypes[i]);
     torch.offset = offset;
@@ -67,7 +71,13 @@ static void *tensor_of(PyObject *object) {
     return (char *)object + torch.offset;
 }
 
-static inline int is_profiled(void) { return torch.flags != NULL && PyDict_GetItem(torch.flags, torch.profiler) == Py_True; }
+static inline int is_profiled(void) {
+    for (int i = 0; i < 2; i++) {
+        PyObject *flags = torch.profilers[i].flags;
+        if (flags != NULL && PyDict_GetItem(flags, torch.profilers[i].key) == Py_True) return 1;
+    }
+    return 0;
+}
 
 static PyObject *beyond_the_end(void) {
     PyErr_SetString(PyExc_IndexError, "an index is beyond the end of a list");
@@ -235,8 +245,8 @@ static PyObject *fill(PyObject *module, PyObject *const *args, Py_ssize_t given)
 
 static PyMethodDef methods[] = {
     {"configure", configure, METH_VARARGS,
-     "configure(type, offset, flags, profiler, get_data_ptr, reinterpret, view_as, destroy, wrap): the tensor type, its C++ pointer's\n"
-     "offset, a dict and the key under which it has True while a profiler runs, and functions."},
+     "configure(type, offset, flags, key, flags, key, get_data_ptr, reinterpret, view_as, destroy, wrap): the tensor type, its C++ pointer's\n"
+     "offset, two dicts and the keys under which one has True while a profiler runs and the other while it is ready, and functions."},
     {"plan", (PyCFunction)(void (*)(void))plan, METH_FASTCALL,
      "plan(pieces): return the plan of `fill`; a piece is (target, from, dtype, offset, size, stride), `from` a memory or ~input."},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL,

@@ -19,6 +19,11 @@ pytestmark = pytest.mark.torch
 CPU = [ProfilerActivity.CPU]
 
 
+@pytest.fixture(autouse=True)
+def _no_profile_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling._profiles, "were", False)
+
+
 @pytest.fixture
 def watched() -> Iterator[None]:
     undo = torch_private.watch_profiler()
@@ -51,6 +56,21 @@ def test_a_profile_that_ends_in_its_warm_up_is_over() -> None:
         during = torch_private.is_profiled()
 
     assert (during, torch_private.is_profiled()) == (True, False)
+
+
+def test_that_there_was_a_profile_is_known_from_the_first_preparation_on() -> None:
+    with profile(activities=CPU, acc_events=True):
+        pass
+    before = torch_private.was_profiled()
+    undo = torch_private.watch_profiler()
+    steps = schedule(wait=1, warmup=1, active=1, repeat=1)
+    with profile(activities=CPU, schedule=steps, acc_events=True) as each:
+        waiting = torch_private.was_profiled()
+        each.step()
+        ready = torch_private.was_profiled()
+    undo()
+
+    assert (before, waiting, ready, torch_private.was_profiled()) == (False, False, True, True)
 
 
 def test_a_profiler_that_cannot_be_made_ready_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,4 +116,4 @@ def test_a_torch_without_these_functions_is_left_alone(monkeypatch: pytest.Monke
     torch_private.watch_profiler()()
 
     assert not hasattr(torch.autograd.profiler, profiling._PREPARE)
-    assert not torch_private.is_profiled()
+    assert (torch_private.is_profiled(), torch_private.was_profiled()) == (False, True)

@@ -12,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.errors import PROFILED, FallbackError
+from pygraphd.client.backend.torch_private import profiling
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.verification import Verification
 from pygraphd.schema.messages import Graph, Kind
@@ -128,8 +129,37 @@ def test_kernels_are_not_named_as_a_graph(case: Case) -> None:
     assert names(profiler) == []
 
 
-def test_only_while_a_profiler_runs_does_a_call_leave_the_helper(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+def copied(operations: Operations, inputs: list[Any]) -> Any:
+    return (operations.number(inputs[0]),)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_in_a_profile_a_graph_that_copies_is_no_graph_if_its_executable_is_from_after_another(
+    case: Case, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """CUPTI has it point to records of memory that may be gone."""
+    monkeypatch.setattr(profiling._profiles, "were", not is_first)
+    made = case.made(copied, GraphFacts(name=GRAPH.name, digest=GRAPH.digest))
+    numbers = [case.allocator.tensor(torch.tensor(i)) for i in range(3)]
+    for _ in range(4):
+        made.run([numbers[1]])
+    before = made.replays[0].counts.replays
+
+    with profiled() as profiler:
+        outputs = [made.run([each])[0].item() for each in numbers]
+    in_profile = made.replays[0].counts.replays - before
+    assert made.run([numbers[2]])[0].item() == 2
+
+    assert outputs == [0, 1, 2]
+    assert names(profiler) == [NAME] * in_profile
+    assert in_profile == (3 if is_first else 0)
+    assert case.report.fallbacks[PROFILED] == 3 - in_profile
+    assert made.replays[0].counts.replays == before + in_profile + 1
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_only_while_a_profiler_runs_or_is_ready_does_a_call_leave_the_helper(
+    case: Case, monkeypatch: pytest.MonkeyPatch, is_ready: bool
 ) -> None:
     made = recorded(case)
     run = made.run
@@ -143,7 +173,12 @@ def test_only_while_a_profiler_runs_does_a_call_leave_the_helper(
     monkeypatch.setattr(made, "_replay", noted)
     seen = []
     for running in (False, True, False):
-        with profiled() if running else contextlib.nullcontext():
+        with (
+            monkeypatch.context() as patch,
+            profiled() if running and not is_ready else contextlib.nullcontext(),
+        ):
+            if running and is_ready:
+                patch.setitem(profiling._profiles.flags, profiling._READY, True)
             run([case.floats(1, 1)])
         seen.append(len(python))
 

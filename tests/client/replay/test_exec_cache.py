@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import PROFILED, FallbackError
+from pygraphd.client.backend.torch_private import profiling
 from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.replay import exec_cache
 from pygraphd.client.replay.exec_cache import FEW_EXECUTABLES, MAX_EXECUTABLES, NODES_A_WRITE, ONE_LESS, WORTH
@@ -279,6 +280,37 @@ def test_while_a_profiler_runs_a_graph_that_copies_is_written_for_addresses_that
     assert replay.executables == 3
     assert recorder.notes == []
     replay.close()
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("was_profiled", [False, True])
+def test_a_graph_that_copies_may_not_be_profiled_once_it_has_an_executable_from_after_a_profile(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, copies: bool, was_profiled: bool
+) -> None:
+    if copies:
+        replay = copied(recorder)
+    else:
+        a, out = recorder.floats(1, 2), recorder.arena.allocate(2)
+        for _ in range(2 * WORTH):
+            recorder.graph.add(out, a, a)
+        replay = recorder.built([a], [out]).replay
+    places = [(recorder.floats(i, i), replay.memory()) for i in range(2)]
+
+    def call(at: int) -> None:
+        replay.run([places[at][0]], places[at][1])
+
+    call(0)
+    monkeypatch.setattr(profiling._profiles, "were", was_profiled)
+    call(0)
+    assert replay.may_be_profiled
+
+    for _ in range(3):
+        call(1)
+        call(0)
+    assert replay.executables == 2
+    assert replay.may_be_profiled is not (copies and was_profiled)
+    replay.close()
+    assert replay.may_be_profiled
 
 
 def test_while_a_profiler_runs_a_graph_of_kernels_alone_gets_executables(doubling: Doubling) -> None:
