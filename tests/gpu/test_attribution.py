@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
+from pygraphd.client.backend.errors import PROFILED
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -86,4 +88,8 @@ def test_nothing_is_named_without_a_profiler(watched: Watched) -> None:
             model(x)
         for _ in range(STEPS):
             model(x)
-    assert watched.report.summary()["fallbacks"] == before
+    after = watched.report.summary()["fallbacks"]
+    in_ranges = after.pop(
+        PROFILED, 0
+    )  # of a graph with copies, if another test has run torch's profiler before
+    assert (after, in_ranges <= 1) == (before, True)
