@@ -18,7 +18,7 @@ def autoload() -> None:
     try:
         from pygraphd.client import hook
 
-        hook.enable()
+        hook.enable(torch_is_new=True)
     except Exception as error:  # noqa: BLE001 - see the module's text
         with contextlib.suppress(Exception):
             from pygraphd.client.common import log

@@ -15,9 +15,9 @@ _hook = Hook()
 atexit.register(lambda: _hook.close())
 
 
-def enable() -> None:
-    """Have PyGraph decide how every graph runs that is compiled from now on, in this process; see `pygraphd.enable`."""
-    _hook.enable()
+def enable(*, torch_is_new: bool = False) -> None:
+    """Have PyGraph decide how every graph runs that is compiled from now on, in this process; see `pygraphd.enable` and `Hook.enable`."""
+    _hook.enable(torch_is_new=torch_is_new)
 
 
 def disable() -> None:

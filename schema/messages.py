@@ -36,6 +36,7 @@ RECORD_PATH = f"/v{API_VERSION}/record"
 LEASE_PATH = f"/v{API_VERSION}/lease"
 REDERIVE_PATH = f"/v{API_VERSION}/rederive"
 IMPORT_PATH = f"/v{API_VERSION}/import"
+_Item = TypeVar("_Item")
 MAX_REQUEST_GRAPHS = 1024
 """Graphs in one request; a compiled module has a handful of partitions."""
 MAX_BODY_BYTES = 4 * 2**20
@@ -356,6 +357,11 @@ class LeaseAnswer:
 
 
 Message = Ping | LookupRequest | LookupAnswer | RecordRequest | RecordAnswer | LeaseRequest | LeaseAnswer
+
+
+def portions(items: Sequence[_Item]) -> list[Sequence[_Item]]:
+    """Return items in portions that fit in a request."""
+    return [items[at : at + MAX_REQUEST_GRAPHS] for at in range(0, len(items), MAX_REQUEST_GRAPHS)]
 
 
 def _check_length(name: str, items: Sequence[object]) -> None:

@@ -1,7 +1,7 @@
 """Access to the cache of decisions: sends lookups, records and leases to the daemon, or works on files. `decision_service` uses it.
 
-Without a daemon, it reads the database, the spool and the shipped decisions, and leaves records in the spool. Graphs that are in
-none of these are looked up in the bundle. Raises nothing, and each call takes a fraction of a second at most. Failures are counted in the
+Without a daemon, it reads the database, the spool and the shipped decisions, and leaves records in the spool. Graphs without a
+final decision of this cache are looked up in the bundle. Raises nothing, and each call takes a fraction of a second at most. Failures are counted in the
 report. After two failures that took time, this process does not ask the daemon again.
 """
 
@@ -66,11 +66,13 @@ class Cache:
     def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
         """Return the stored entries by graph digest."""
         began = time.perf_counter()
-        request = LookupRequest(environment.digest(), tuple(graphs))
-        entries = self._ask(request)
-        if entries is None:
-            entries = self._read_files(request)
-        known = {entry.graph: entry for entry in entries if entry.graph in request.graphs}
+        requests = [LookupRequest(environment.digest(), tuple(some)) for some in messages.portions(graphs)]
+        known: dict[str, Entry] = {}
+        for request in requests:
+            entries = self._ask(request)
+            if entries is None:
+                entries = self._read_files(request)
+            known |= {entry.graph: entry for entry in entries if entry.graph in request.graphs}
         unknown = [
             graph for graph in graphs if (entry := known.get(graph)) is None or _ranks_below_a_bundle(entry)
         ]
@@ -96,9 +98,12 @@ class Cache:
         if self._readonly:
             self._report.count(withheld=len(records))
             return
-        request = RecordRequest(environment, self._origin, tuple(records))
+        for some in messages.portions(records):
+            self._record(RecordRequest(environment, self._origin, tuple(some)))
+
+    def _record(self, request: RecordRequest) -> None:
         body = messages.encode(request)
-        answer = self._exchange(messages.RECORD_PATH, body, RecordAnswer, environment.digest())
+        answer = self._exchange(messages.RECORD_PATH, body, RecordAnswer, request.environment.digest())
         if answer is not None:
             self._report.count(recorded=answer.stored)
         else:

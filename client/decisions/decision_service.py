@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LEFT_TO_ANOTHER = Reason(ReasonCode.LEFT_TO_ANOTHER_PROCESS)
 DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
 MAX_UNRECORDED = 64
-"""Bound on the graphs, destroyed with their model before a decision, that one request records."""
+"""Graphs, destroyed with their model before a decision, of which no record is sent until there are more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import MAX_REQUEST_GRAPHS, Decision, Entry, Graph
+from pygraphd.schema.messages import Decision, Entry, Graph, portions
 from pygraphd.schema.reasons import Reason
 from pygraphd.schema.summary import Source
 
@@ -179,7 +179,5 @@ def _by_environment(graphs: Iterable[PendingGraph]) -> dict[Environment, list[Pe
     return sorted_out
 
 
-def _requests(graphs: Sequence[PendingGraph]) -> list[list[str]]:
-    """Return the digests of graphs, in portions that fit a request."""
-    digests = [each.graph.digest for each in graphs]
-    return [digests[at : at + MAX_REQUEST_GRAPHS] for at in range(0, len(digests), MAX_REQUEST_GRAPHS)]
+def _requests(graphs: Sequence[PendingGraph]) -> list[Sequence[str]]:
+    return portions([each.graph.digest for each in graphs])

@@ -35,14 +35,17 @@ class Hook:
         self.runtime: Runtime | None = None
         self.everything = False
         self._is_enabled = False
-        self._has_pass = self._watches_profiler = False
+        self._has_pass = False
         self._undo: list[Callable[[], None]] = []
         self._local = threading.local()
 
     # --- on and off ---
 
-    def enable(self, *, everything: bool = True) -> None:
-        """Install the hook, now if Inductor is imported, else as soon as it is; not at all if PYGRAPH_DISABLE forbids it."""
+    def enable(self, *, everything: bool = True, torch_is_new: bool = False) -> None:
+        """Install the hook, now if Inductor is imported, else as soon as it is; not at all if PYGRAPH_DISABLE forbids it.
+
+        `torch_is_new`: torch is being imported, so no profiler has run yet.
+        """
         if settings.is_disabled(os.environ):
             return
         self.everything |= everything
@@ -50,9 +53,12 @@ class Hook:
             self._add_pass()  # so far there was backend "pygraph" alone
             return
         report.claim_summary()
+        if "torch.autograd.profiler" in sys.modules:
+            with self._guard("watching the profiler"):
+                from pygraphd.client.backend import torch_private
+
+                torch_private.watch_profiler(sees_all=torch_is_new)
         with self._guard("installing"):
-            if "torch.autograd.profiler" in sys.modules:
-                self._watch_profiler()  # a profile before the first compilation counts as well
             self._undo.append(when_imported(COMPILE_FX, self._install))
             self._is_enabled = True
 
@@ -63,7 +69,7 @@ class Hook:
                 step()
         self.close()
         self.runtime = None
-        self.everything = self._is_enabled = self._has_pass = self._watches_profiler = False
+        self.everything = self._is_enabled = self._has_pass = False
         self._undo.clear()
 
     def close(self) -> None:
@@ -92,7 +98,7 @@ class Hook:
             if misread := runtime.options.misread:
                 log.say("; ".join(misread), is_logged=True)
             self._undo.append(torch_private.install(self._around_post_compile, self._around_cudagraphify))
-            self._watch_profiler()
+            torch_private.watch_profiler(sees_all=False)
             # A daemon makes a database, and imports the spool.
             forbidden = f"{settings.READONLY}={os.environ.get(settings.READONLY)}"
             transport = Transport(runtime.locations.socket)
@@ -109,13 +115,6 @@ class Hook:
             self._prepare_collectives()
         with self._guard("adding a pass"):
             self._add_pass()
-
-    def _watch_profiler(self) -> None:
-        from pygraphd.client.backend import torch_private
-
-        if not self._watches_profiler:
-            self._watches_profiler = True
-            self._undo.append(torch_private.watch_profiler())
 
     def _split(self) -> None:
         """Have graphs be split around operators that run at each call, in modes in which Inductor does not."""

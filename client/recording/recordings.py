@@ -158,7 +158,7 @@ class Recordings:
             return self._without_replay(size, inputs)
         if self._checks_capture and self._recorder.in_capture():
             return self._fall_back(IN_A_CAPTURE, inputs)
-        if torch_private.is_profiled() and not replay.may_be_profiled:
+        if torch_private.is_profiled() and not replay.can_launch_profiled:
             return self._fall_back(PROFILED, inputs)
         if slot.is_new:
             self._begin_replays(slot, replay)

@@ -83,13 +83,14 @@ class Executables:
         self._note = note
         self._retired: list[int] = []
         """Executables that others have replaced in the table."""
-        self.may_be_profiled = True
-        """Whether calls may launch while a profiler runs. False once there was an executable with copies or memsets that was made after a profiler.
+        self.can_launch_profiled = True
+        """False once an executable with copies or memsets was made after torch had first prepared a profiler.
 
         CUPTI, which the profiler attaches and leaves, has such executables point to the driver's records of the memory that they were made
         with. Once that memory has gone back to the device, a launch under a profile ends the process with a segmentation fault (H200,
         driver 580, CUPTI 13.0). Launches without a profile and executables from before the first one are not affected.
         """
+        self._keep_from_profiles = ops.keep_from_profiles
         self._handles = [] if parameters.has_copies else [driver.instantiate(graph, stream)]
         self.table: Any = None
         """The table, which holds this object through `_make`: only `close` ends both."""
@@ -125,13 +126,16 @@ class Executables:
             if is_first or replaced:
                 raise FallbackError(PROFILED)
             return 0  # it could not be launched now
-        if self._parameters.has_copies and torch_private.was_profiled():
-            self.may_be_profiled = False
         self._destroy(self._retired)
         try:
             with self._driver.relaxed():
                 self._parameters.write_graph(but_kernels=is_first)
                 self._handles.append(self._driver.instantiate(self._graph, stream))
+            if (
+                self._parameters.has_copies and torch_private.was_profiled()
+            ):  # also if another thread has begun a profile meanwhile
+                self.can_launch_profiled = False
+                self._keep_from_profiles(self.table)
         except DriverError as error:
             if is_first:
                 raise

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
+from pygraphd.client.backend.errors import PROFILED, FallbackError, LayoutMismatch, LayoutMismatchError
 from pygraphd.client.replay.native.ffi import Parts, TensorOps
 
 if TYPE_CHECKING:
@@ -155,6 +156,8 @@ class Replay:
             self._cursor.affinity.expect(stream)
         with as_fallback:
             executable, written = executables.bind(inputs, memory, stream)
+        if torch_private.is_profiled() and not executables.can_launch_profiled:
+            raise FallbackError(PROFILED)
         drawn: PhiloxRange | None = self._start(executable, stream)
         counts = self.counts
         counts.replays += 1
@@ -201,10 +204,10 @@ class Replay:
         return len(executables) if executables is not None else 0
 
     @property
-    def may_be_profiled(self) -> bool:
-        """Whether calls may be served while a profiler runs; see `Executables.may_be_profiled`."""
+    def can_launch_profiled(self) -> bool:
+        """Whether calls may be served while a profiler runs; see `Executables.can_launch_profiled`."""
         executables = self._executables
-        return executables is None or executables.may_be_profiled
+        return executables is None or executables.can_launch_profiled
 
     @property
     def scratch_bytes(self) -> int:

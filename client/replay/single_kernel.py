@@ -28,7 +28,7 @@ _LAUNCH = ctypes.CFUNCTYPE(c_int, c_void_p, c_void_p)
 class SingleKernel:
     """Takes the place of the executables of a graph with one kernel; see `Executables`."""
 
-    may_be_profiled = True
+    can_launch_profiled = True
 
     def __init__(
         self, driver: Driver, parameters: Parameters, segments: Sequence[Segment], ops: TensorOps

@@ -79,6 +79,14 @@ def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     helper.forget()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def profiles_are_watched() -> None:
+    """Notice profiles from the first test on, as in a process that is started with `PYGRAPH=1`."""
+    from pygraphd.client.backend import torch_private
+
+    torch_private.watch_profiler(sees_all=True)
+
+
 @pytest.fixture(autouse=True)
 def mode_is_left_behind() -> Iterator[None]:
     """Undo what compiling or calling in two threads at once leaves in torch 2.11: options set for the whole process.

@@ -10,8 +10,6 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from pygraphd.client.backend.errors import PROFILED
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,15 +23,15 @@ STEPS = 3
 
 
 class Model(torch.nn.Module):  # type: ignore[misc]  # torch has no types for it
-    """Some products and pointwise kernels, so that a GRAPH saves host time."""
+    """Kernels without a copy or a memset, so that a GRAPH is one in any profile, and enough of them that it saves host time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(8))
+        self.layers = torch.nn.ParameterList(torch.randn(64, 64) for _ in range(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
-            x = torch.relu(layer(x)) + x
+            x = (x + layer).softmax(0).softmax(1)
         return x.sum()
 
 
@@ -53,7 +51,7 @@ def spans(events: list[dict[str, Any]], category: str) -> list[tuple[str, float,
 
 def test_a_trace_names_forward_and_backward_over_their_kernels(watched: Watched, tmp_path: Path) -> None:
     model = torch.compile(Model().cuda())
-    x = torch.randn(8, 256, device="cuda")
+    x = torch.randn(64, 64, device="cuda")
 
     def step() -> None:
         model(x).backward()
@@ -79,7 +77,7 @@ def test_a_trace_names_forward_and_backward_over_their_kernels(watched: Watched,
 def test_nothing_is_named_without_a_profiler(watched: Watched) -> None:
     """A call leaves the helper only while one runs: after it, as before, the helper serves all calls alone."""
     model = torch.compile(Model().cuda(), mode="reduce-overhead")
-    x = torch.randn(8, 256, device="cuda")
+    x = torch.randn(64, 64, device="cuda")
     with torch.inference_mode():
         for _ in range(CALLS):
             model(x)
@@ -88,8 +86,4 @@ def test_nothing_is_named_without_a_profiler(watched: Watched) -> None:
             model(x)
         for _ in range(STEPS):
             model(x)
-    after = watched.report.summary()["fallbacks"]
-    in_ranges = after.pop(
-        PROFILED, 0
-    )  # of a graph with copies, if another test has run torch's profiler before
-    assert (after, in_ranges <= 1) == (before, True)
+    assert watched.report.summary()["fallbacks"] == before

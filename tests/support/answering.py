@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from typing import TYPE_CHECKING, Self
@@ -37,7 +38,7 @@ class Answering:
             except OSError:
                 return
             with connection, contextlib.suppress(OSError):  # who only looks who is there hangs up at once
-                self.requests.append(connection.recv(1 << 20))
+                self.requests.append(_received(connection))
                 connection.sendall(self._answer(self.requests[-1]))
 
     def close(self) -> None:
@@ -45,3 +46,15 @@ class Answering:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join()
+
+
+def _received(connection: socket.socket) -> bytes:
+    """Return a request, the body of the stated length included; what there is, if the peer sends no more."""
+    request = connection.recv(1 << 20)
+    head, _, body = request.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: *(\d+)", head.lower())
+    missing = int(length[1]) - len(body) if length else 0
+    while missing > 0 and (more := connection.recv(missing)):
+        request += more
+        missing -= len(more)
+    return request

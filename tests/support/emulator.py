@@ -328,7 +328,7 @@ def emulator(
     """Return the driver, with the helper loaded and no profile so far; the test fails if a graph or an executable is left behind, or written to before its upload."""
     from pygraphd.client.backend.torch_private import profiling
 
-    monkeypatch.setattr(profiling._profiles, "were", False)
+    monkeypatch.setattr(profiling._profiles, "were_prepared", False)
     library = ctypes.CDLL(str(emulator_library))
     for name, (arguments, result) in _SIGNATURES.items():
         call = getattr(library, name)

@@ -11,19 +11,20 @@ if TYPE_CHECKING:
 
 _FLAG = "_is_profiler_enabled"
 _PREPARE, _DISABLE = "_prepare_profiler", "_disable_profiler"
-
-
 _READY = "is_ready"
+_OF_RANGES = frozenset({"NVTX", "ITT"})
+"""Types of the profilers that `emit_nvtx` and `emit_itt` run, which attach no CUPTI."""
 
 
 class _Profiles:
-    """What is known of the profiles of this process."""
+    """The profiles of this process, as far as `watch_profiler` notices them."""
 
     def __init__(self) -> None:
         self.flags: dict[str, Any] = {_READY: False}
-        """Whether torch has prepared a profiler, as for the warm-up of a schedule, and none has ended since: CUPTI is at work before torch's flag is set."""
-        self.were = False
-        """Whether torch has ever prepared a profiler."""
+        """Whether torch has prepared a profiler and none has ended since: CUPTI is at work before torch's own flag is set."""
+        self.were_prepared = False
+        """Whether torch has ever prepared a profiler, or may have."""
+        self.are_watched = False
 
 
 _profiles = _Profiles()
@@ -34,51 +35,58 @@ def profiler_flags() -> tuple[dict[str, Any], str, dict[str, Any], str]:
     return vars(torch.autograd.profiler), _FLAG, _profiles.flags, _READY
 
 
-def watch_profiler() -> Callable[[], None]:
-    """Notice from now on when a profiler is made ready, as it is for the warm-up of a schedule; return a function that undoes this."""
+def watch_profiler(*, sees_all: bool) -> None:
+    """Notice from now on when torch prepares a profiler, as it does for the warm-up of a schedule.
+
+    Not undone, since compiled graphs run on without the hook. Unless it `sees_all`, as while torch is imported, there may have been a
+    profile before.
+    """
+    if _profiles.are_watched:
+        return
+    _profiles.are_watched = True
     profiler: Any = torch.autograd.profiler
     prepare, disable = (getattr(profiler, name, None) for name in (_PREPARE, _DISABLE))
     if prepare is None or disable is None:
-        _profiles.were = True  # who cannot tell has to expect it
-        return lambda: None
-
-    is_watching = True
+        _profiles.were_prepared = True
+        return
+    _profiles.were_prepared |= not sees_all
 
     def prepared(*arguments: Any, **options: Any) -> Any:
-        _profiles.flags[_READY] = is_watching
-        _profiles.were |= is_watching
+        flags = _profiles.flags
+        before, flags[_READY] = flags[_READY], True
+        _profiles.were_prepared = True
         try:
             return prepare(*arguments, **options)
         except BaseException:
-            _profiles.flags[_READY] = False
+            flags[_READY] = before
             raise
 
     def disabled(*arguments: Any, **options: Any) -> Any:
+        ends_profile = _type_of_profiler() not in _OF_RANGES
         try:
             return disable(*arguments, **options)
         finally:
-            _profiles.flags[_READY] = False
-
-    def undo() -> None:
-        nonlocal is_watching  # others may have wrapped one of ours, which then stays
-        is_watching = _profiles.flags[_READY] = False
-        for name, ours, theirs in ((_PREPARE, prepared, prepare), (_DISABLE, disabled, disable)):
-            if getattr(profiler, name) is ours:
-                setattr(profiler, name, theirs)
+            if ends_profile:
+                _profiles.flags[_READY] = False
 
     setattr(profiler, _PREPARE, prepared)
     setattr(profiler, _DISABLE, disabled)
-    return undo
+
+
+def _type_of_profiler() -> str | None:
+    """Return the name of the type of the profiler that runs; None if torch does not tell."""
+    tell = getattr(torch._C._autograd, "_profiler_type", None)
+    return getattr(tell(), "name", None) if tell is not None else None
 
 
 def is_profiled() -> bool:
-    """Return whether a profiler runs in this process or, if `watch_profiler` was called, has been made ready."""
+    """Return whether a profiler runs in this process or, if `watch_profiler` was called, has been prepared."""
     return getattr(torch.autograd.profiler, _FLAG, False) is True or _profiles.flags[_READY]
 
 
 def was_profiled() -> bool:
-    """Return whether a profiler has run, or has been made ready, since `watch_profiler` was first called; True also if this torch does not tell."""
-    return _profiles.were
+    """Return whether torch has ever prepared a profiler, or may have unnoticed. `emit_nvtx` and `emit_itt` prepare none."""
+    return _profiles.were_prepared
 
 
 def named(run: Callable[[list[Any]], Any], name: str) -> Callable[[list[Any]], Any]:

@@ -37,6 +37,7 @@ typedef struct {
     Py_ssize_t worth, idle;
     Executable all[MOST_EXECUTABLES];
     Py_ssize_t made, limit, latest, written;
+    int unprofiled; /* whether none may be launched while a profiler runs */
     uint64_t calls, seen[MOST_SEEN], seen_count;
     uint64_t *now, *words_at; /* addresses of the members in this call, and those that the words hold */
     uint8_t *dirty;           /* nodes that are to be written */
@@ -360,6 +361,14 @@ static int launch_kernel(void *kernel, void *stream) {
 
 /* Stands for the driver's function that writes a node: the launch reads the words themselves. */
 static int write_nothing(void *kernel, void *node, void *parameters) { return 0; }
+
+/* keep_from_profiles(table) */
+static PyObject *keep_from_profiles(PyObject *module, PyObject *capsule) {
+    Table *table = PyCapsule_GetPointer(capsule, TABLE);
+    if (table == NULL) return NULL;
+    table->unprofiled = 1;
+    Py_RETURN_NONE;
+}
 
 /* kernel_functions() */
 static PyObject *kernel_functions(PyObject *module, PyObject *none) {

@@ -127,6 +127,9 @@ class TensorOps:
         self.table: Callable[..., Any] = module.table
         """Returns an executable table; `helper.c` lists its arguments, and `exec_cache.py` says what it does."""
 
+        self.keep_from_profiles: Callable[[Any], None] = module.keep_from_profiles
+        """Has no executable of a table be launched by `run` and `FusedReplay` while a profiler runs."""
+
     def filling(
         self, pieces: Sequence[Piece]
     ) -> Callable[[list[Any], list[Any], list[Any]], tuple[Any, ...]]:

@@ -175,7 +175,8 @@ static PyObject *served(FusedReplay *self, PyObject *inputs, void *stream, PyObj
     Table *numbers = PyCapsule_GetPointer(table, TABLE);
     Py_ssize_t allocations = PyTuple_GET_SIZE(self->targets);
     const Executable *found = numbers == NULL ? NULL : ready(self, numbers, inputs, stream);
-    if (found != NULL) {
+    /* A profiler may have begun since `run` looked, while another thread had the lock. */
+    if (found != NULL && !(numbers->unprofiled && is_profiled())) {
         Py_ssize_t written = numbers->written;
         *launched = launched_by(self, found->handle, stream);
         if (*launched != NULL) {

@@ -255,6 +255,8 @@ static PyMethodDef methods[] = {
      "table(numbers, words, executable, limit, worth, idle, make, fail): return the table of a graph with one executable (0: it is made at\n"
      "the first call), and `limit` at most; `numbers`: see `table_numbers`. make(stream, replaced) returns another executable, in place of one\n"
      "(0: of none), 0 if there can be none now, None if none is to be asked for but in place of another one, or raises; fail(code, node) raises."},
+    {"keep_from_profiles", keep_from_profiles, METH_O,
+     "keep_from_profiles(table): have no executable of it be launched by run() and FusedReplay while a profiler runs."},
     {"bind", (PyCFunction)(void (*)(void))bind, METH_FASTCALL,
      "bind(table, inputs, memory, stream): return (executable, number of nodes written), or None if the call does not fit."},
     {"kernel_functions", kernel_functions, METH_NOARGS,

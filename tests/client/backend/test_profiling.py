@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -11,29 +11,28 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import profiling
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.torch
 
 CPU = [ProfilerActivity.CPU]
 
 
 @pytest.fixture(autouse=True)
-def _no_profile_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling._profiles, "were", False)
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin each test in a process that has not seen a profile, and watches none."""
+    monkeypatch.setattr(profiling, "_profiles", profiling._Profiles())
+    for name in (profiling._PREPARE, profiling._DISABLE):
+        monkeypatch.setattr(torch.autograd.profiler, name, getattr(torch._C._autograd, name))
 
 
 @pytest.fixture
-def watched() -> Iterator[None]:
-    undo = torch_private.watch_profiler()
-    yield
-    undo()
+def watched() -> None:
+    torch_private.watch_profiler(sees_all=True)
 
 
 def test_this_torch_has_the_functions_that_are_watched() -> None:
     assert callable(getattr(torch.autograd.profiler, profiling._PREPARE))
     assert callable(getattr(torch.autograd.profiler, profiling._DISABLE))
+    assert profiling._type_of_profiler() == "NONE"
 
 
 @pytest.mark.usefixtures("watched")
@@ -58,62 +57,79 @@ def test_a_profile_that_ends_in_its_warm_up_is_over() -> None:
     assert (during, torch_private.is_profiled()) == (True, False)
 
 
+@pytest.mark.usefixtures("watched")
 def test_that_there_was_a_profile_is_known_from_the_first_preparation_on() -> None:
-    with profile(activities=CPU, acc_events=True):
-        pass
-    before = torch_private.was_profiled()
-    undo = torch_private.watch_profiler()
     steps = schedule(wait=1, warmup=1, active=1, repeat=1)
     with profile(activities=CPU, schedule=steps, acc_events=True) as each:
         waiting = torch_private.was_profiled()
         each.step()
         ready = torch_private.was_profiled()
-    undo()
 
-    assert (before, waiting, ready, torch_private.was_profiled()) == (False, False, True, True)
+    assert (waiting, ready, torch_private.was_profiled()) == (False, True, True)
 
 
-def test_a_profiler_that_cannot_be_made_ready_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("watched")
+def test_ranges_within_a_warm_up_do_not_end_it() -> None:
+    steps = schedule(wait=0, warmup=1, active=1, repeat=1)
+    with profile(activities=CPU, schedule=steps, acc_events=True) as each:
+        with torch.autograd.profiler.emit_itt():
+            within = torch_private.is_profiled()
+        after = torch_private.is_profiled()
+        each.step()
+
+    assert (within, after, torch_private.is_profiled()) == (True, True, False)
+
+
+@pytest.mark.usefixtures("watched")
+def test_ranges_alone_are_no_profile_that_leaves_anything_behind() -> None:
+    with torch.autograd.profiler.emit_itt():
+        within = torch_private.is_profiled()
+
+    assert (within, torch_private.is_profiled(), torch_private.was_profiled()) == (True, False, False)
+
+
+@pytest.mark.parametrize("was_ready", [False, True])
+def test_a_profiler_that_cannot_be_made_ready_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, was_ready: bool
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no CUPTI")
 
     monkeypatch.setattr(torch.autograd.profiler, profiling._PREPARE, fail)
-    undo = torch_private.watch_profiler()
+    torch_private.watch_profiler(sees_all=True)
+    profiling._profiles.flags[profiling._READY] = was_ready
     with pytest.raises(RuntimeError, match="no CUPTI"), profile(activities=CPU, acc_events=True):
         pass
-    found = torch_private.is_profiled()
-    undo()
 
-    assert not found
+    assert torch_private.is_profiled() is was_ready
 
 
-def test_what_was_changed_in_torch_is_changed_back() -> None:
-    names = (profiling._PREPARE, profiling._DISABLE)
-    before = [getattr(torch.autograd.profiler, name) for name in names]
-    undo = torch_private.watch_profiler()
-    within = [getattr(torch.autograd.profiler, name) for name in names]
-    undo()
+@pytest.mark.parametrize("sees_all", [False, True])
+def test_who_begins_to_watch_late_may_have_missed_a_profile(sees_all: bool) -> None:
+    assert torch_private.was_profiled() is False
 
-    assert all(one is not other for one, other in zip(before, within, strict=True))
-    assert [getattr(torch.autograd.profiler, name) for name in names] == before
+    torch_private.watch_profiler(sees_all=sees_all)
+
+    assert torch_private.was_profiled() is not sees_all
 
 
-def test_what_others_have_put_around_ours_notices_nothing_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    undo = torch_private.watch_profiler()
-    ours = getattr(torch.autograd.profiler, profiling._PREPARE)
-    monkeypatch.setattr(torch.autograd.profiler, profiling._PREPARE, lambda *a, **k: ours(*a, **k))
-    undo()
+def test_a_process_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_private.watch_profiler(sees_all=True)
+    ours = [getattr(torch.autograd.profiler, name) for name in (profiling._PREPARE, profiling._DISABLE)]
+    torch_private.watch_profiler(sees_all=False)
 
-    with profile(activities=CPU, acc_events=True):
-        pass
+    assert [
+        getattr(torch.autograd.profiler, name) for name in (profiling._PREPARE, profiling._DISABLE)
+    ] == ours
+    assert not torch_private.was_profiled()
 
-    assert not torch_private.is_profiled()
 
-
-def test_a_torch_without_these_functions_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_these_functions_is_left_alone_and_may_have_been_profiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(torch.autograd.profiler, profiling._PREPARE)
 
-    torch_private.watch_profiler()()
+    torch_private.watch_profiler(sees_all=True)
 
     assert not hasattr(torch.autograd.profiler, profiling._PREPARE)
     assert (torch_private.is_profiled(), torch_private.was_profiled()) == (False, True)

@@ -14,6 +14,7 @@ from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.decisions.transport import Transport
 from pygraphd.schema import messages
 from pygraphd.schema.messages import (
+    MAX_REQUEST_GRAPHS,
     Decision,
     Deployment,
     Entry,
@@ -108,6 +109,30 @@ def test_records_reach_the_daemon(places: Locations, peers: list[Peer]) -> None:
     sent = messages.decode(RecordRequest, peers[0].requests[0].partition(b"\r\n\r\n")[2])
     assert (sent.environment, sent.records, sent.origin.host) == (ENVIRONMENT, (RECORD,), "host")
     assert (report.counts["recorded"], report.counts["spooled"]) == (1, 0)
+
+
+def test_more_than_a_request_holds_goes_in_several(places: Locations, peers: list[Peer]) -> None:
+    """As of a process that ends with many graphs undecided."""
+    digests = [f"{at:064x}" for at in range(MAX_REQUEST_GRAPHS + 1)]
+    records = [
+        dataclasses.replace(RECORD, graph=dataclasses.replace(RECORD.graph, digest=digest))
+        for digest in digests
+    ]
+    without = Report()
+    cache = Cache(places, "host", without)
+    cache.record(ENVIRONMENT, records)
+    assert without.counts["spooled"] == len(digests)
+    assert cache.lookup(ENVIRONMENT, digests).keys() == {*digests}
+
+    report = Report()
+    peers.append(Peer(places.socket, http(RecordAnswer(ENVIRONMENT.digest(), "9.9", 1))))
+    Cache(places, "host", report).record(ENVIRONMENT, records)
+    sent = [
+        messages.decode(RecordRequest, each.partition(b"\r\n\r\n")[2]).records for each in peers[0].requests
+    ]
+    assert [len(each) for each in sent] == [MAX_REQUEST_GRAPHS, 1]
+    assert [each.graph.digest for some in sent for each in some] == digests
+    assert not report.failures
 
 
 def test_without_a_daemon_records_are_spooled_whole(places: Locations) -> None:

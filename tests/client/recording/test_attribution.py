@@ -138,7 +138,7 @@ def test_in_a_profile_a_graph_that_copies_is_no_graph_if_its_executable_is_from_
     case: Case, monkeypatch: pytest.MonkeyPatch, is_first: bool
 ) -> None:
     """CUPTI has it point to records of memory that may be gone."""
-    monkeypatch.setattr(profiling._profiles, "were", not is_first)
+    monkeypatch.setattr(profiling._profiles, "were_prepared", not is_first)
     made = case.made(copied, GraphFacts(name=GRAPH.name, digest=GRAPH.digest))
     numbers = [case.allocator.tensor(torch.tensor(i)) for i in range(3)]
     for _ in range(4):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend.torch_private import profiling
 from pygraphd.client.recording.result_check import CALLS_PER_POLL, CALLS_UNTIL_READ, DIFFERS, SHARE
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.noise import SIZE, Noise
@@ -177,8 +178,10 @@ def test_what_differs_from_itself_is_not_wrong(case: Case, monkeypatch: pytest.M
     assert len(run.replays) == 1
 
 
-@pytest.mark.parametrize("why", ["switched off", "not due", "host code", "random", "memory", "capture"])
-def test_a_graph_is_not_checked(case: Case, why: str) -> None:
+@pytest.mark.parametrize(
+    "why", ["switched off", "not due", "host code", "random", "memory", "capture", "profile"]
+)
+def test_a_graph_is_not_checked(case: Case, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     body = Constant(case)
 
     def drawing(operations: Operations, inputs: list[Any]) -> Any:
@@ -191,6 +194,7 @@ def test_a_graph_is_not_checked(case: Case, why: str) -> None:
     if why == "memory":
         case.recorder.free = 1000
     case.recorder.refuses = "busy" if why == "capture" else None
+    monkeypatch.setitem(profiling._profiles.flags, profiling._READY, why == "profile")
 
     call(case, run, 2 * NEXT_CHECK)
 

@@ -300,17 +300,55 @@ def test_a_graph_that_copies_may_not_be_profiled_once_it_has_an_executable_from_
         replay.run([places[at][0]], places[at][1])
 
     call(0)
-    monkeypatch.setattr(profiling._profiles, "were", was_profiled)
+    monkeypatch.setattr(profiling._profiles, "were_prepared", was_profiled)
     call(0)
-    assert replay.may_be_profiled
+    assert replay.can_launch_profiled
 
     for _ in range(3):
         call(1)
         call(0)
     assert replay.executables == 2
-    assert replay.may_be_profiled is not (copies and was_profiled)
+    assert replay.can_launch_profiled is not (copies and was_profiled)
     replay.close()
-    assert replay.may_be_profiled
+    assert replay.can_launch_profiled
+
+
+def test_a_profile_that_begins_while_an_executable_is_made_counts(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay = copied(recorder)
+    assert replay._executables is not None
+    instantiate = recorder.emulator.driver.instantiate
+
+    def interrupted(*given: Any) -> int:
+        profiling._profiles.were_prepared = True  # by another thread
+        return instantiate(*given)
+
+    monkeypatch.setattr(replay._executables._driver, "instantiate", interrupted)
+    replay([recorder.floats(1, 2)])
+
+    assert not replay.can_launch_profiled
+    replay.close()
+
+
+def test_a_profile_that_begins_after_the_last_look_is_noticed_before_the_launch(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a call waits for another one of the same recording."""
+    replay = copied(recorder)
+    monkeypatch.setattr(profiling._profiles, "were_prepared", True)
+    replay([recorder.floats(1, 2)])
+    before = replay.counts.replays
+    inputs = [recorder.floats(1, 2)]
+    monkeypatch.setitem(profiling._profiles.flags, profiling._READY, True)
+
+    assert replay.fused is not None
+    assert replay.fused(inputs) is None
+    with pytest.raises(FallbackError, match=PROFILED):
+        replay(inputs)
+
+    assert (replay.counts.replays, len(inputs)) == (before, 1)
+    replay.close()
 
 
 def test_while_a_profiler_runs_a_graph_of_kernels_alone_gets_executables(doubling: Doubling) -> None:
