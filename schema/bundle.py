@@ -119,7 +119,10 @@ def _write(folder: Path, entries: Mapping[str, Portable]) -> None:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[Callable[[], bool]]:
-    """Return what tries to lock a file, and returns whether that is done; it is, too, where locks are not to be had. The end unlocks it."""
+    """Yield a function that tries to lock a file and returns whether the lock is held; True where the file system has no locks.
+
+    Leaving the context releases the lock.
+    """
     descriptor = None
     flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     with contextlib.suppress(OSError):

@@ -30,7 +30,7 @@ class Locations:
 
     @property
     def lock(self) -> Path:
-        """Held for life by the daemon: who holds it is the daemon. Never deleted."""
+        """Held by the daemon while it lives, and by a command while it writes without a daemon. Never deleted."""
         return self.runtime / f"{_NAME}.lock"
 
     @property

@@ -1,7 +1,7 @@
 """The policy: a pure, versioned function from measurements to a decision, so that measurements outlive a better rule.
 
-A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen unless measurements show
-that it takes longer on the host or on the GPU. In that case the interval from one call to the next decides.
+A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen if it saves time on the host or on the
+GPU, or if noise of the host hides whether it does. If it takes longer on either, the interval from one call to the next decides.
 The client decides by this policy when it has measured, the daemon when it derives decisions anew from stored measurements.
 `client.decisions.rules` makes the decisions that rest on no measurement.
 """

@@ -49,7 +49,7 @@ class ReasonCode(enum.StrEnum):
     NOT_ON_ONE_GPU = "not_on_one_gpu", "it cannot be recorded whole: not all of it runs on one GPU"
     RANDOM_STATE_UNKNOWN = (
         "random_state_unknown",
-        "it cannot be recorded: where its attention keeps random numbers is not known",
+        "it cannot be recorded: it uses the random state of its attention (seed, offset) in an unknown way",
     )
     NOT_CAPTURED_BY_TORCH = "not_captured_by_torch", "PyTorch does not capture it: {}"
     CUSTOM_OPERATORS = (
@@ -58,7 +58,7 @@ class ReasonCode(enum.StrEnum):
     )
     DECIDED_BY_SIZE = (
         "decided_by_size",
-        "each dynamic size that comes back is decided apart; others run as KERNELS",
+        "each dynamic size that comes back has its own decision; others run as KERNELS",
     )
     NO_MEMORY_TO_MEASURE = "no_memory_to_measure", "not enough free memory to run a GRAPH beside KERNELS"
     MEASURING_FAILED = "measuring_failed", "measuring failed"
@@ -86,7 +86,7 @@ class ReasonCode(enum.StrEnum):
     RANKS_UNDECIDED = "ranks_undecided", "ranks: the program ended before there was a decision"
     RANKS_LATE = "ranks_late", "ranks: no decision within {}"
     RANKS_NOT_RECORDED = "ranks_not_recorded", "ranks: it was not recorded by all of them: {}"
-    RANKS_NOT_OFFERED = "ranks_not_offered", "ranks: {} was decided, and cannot be had here"
+    RANKS_NOT_OFFERED = "ranks_not_offered", "ranks: the group chose {}, which this rank cannot run"
 
     # --- why a stored decision was not used as it was ---
     REFRESH_ASKED = "refresh_asked", "PYGRAPH_REFRESH asks to measure anew"

@@ -63,7 +63,7 @@ def folder(text: str) -> Path | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ShippedDecision:
     """A decision that was shipped, as a row and as the answer to a lookup."""
 
     row: Portable
@@ -89,13 +89,13 @@ class Known:
 class Shipped:
     """The decisions of a folder's exports by key. `problems` has a line for each file that was refused, of which nothing is used."""
 
-    known: dict[Key, Known] = field(default_factory=dict)
+    known: dict[Key, ShippedDecision] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     graphs: frozenset[str] = frozenset()
     """The graphs of all environments."""
 
-    def below(self, request: LookupRequest, answered: Collection[str]) -> list[Known]:
-        """Return what is known of those of a request's graphs that are not answered by entries of one's own."""
+    def for_unanswered(self, request: LookupRequest, answered: Collection[str]) -> list[ShippedDecision]:
+        """Return the shipped decisions for those graphs of a request that are not among the `answered`."""
         if not self.known:
             return []
         found = (
@@ -105,18 +105,18 @@ class Shipped:
 
 
 def answered(own: Iterable[Entry]) -> set[str]:
-    """Return the graphs that entries answer: all but guesses, since a decision measured elsewhere tells more than those."""
-    return {entry.graph for entry in own if not is_guess(entry.decision, entry.measured_at)}
+    """Return the graphs that entries answer. An entry that rests on no measurement does not, since a shipped decision tells more."""
+    return {entry.graph for entry in own if not is_unmeasured(entry.decision, entry.measured_at)}
 
 
-def is_guess(decision: Decision, measured_at: float | None) -> bool:
-    """Whether a decision says no more than that a program ended early."""
+def is_unmeasured(decision: Decision, measured_at: float | None) -> bool:
+    """Whether a decision is provisional and rests on no measurement, as of a program that ended too early."""
     return not decision.final and measured_at is None
 
 
 def load(where: Path | None, graphs: Collection[str] | None = None) -> Shipped:
     """Read the exports in a folder; `graphs`: only their entries. Raises nothing: see `Shipped.problems`."""
-    known: dict[Key, Known] = {}
+    known: dict[Key, ShippedDecision] = {}
     is_missing = where is not None and where != folder(PACKAGE) and not where.is_dir()
     problems = [f"{where}: is no folder, so nothing of it is used: see {VARIABLE}"] if is_missing else []
     wanted = None if graphs is None else frozenset(map(str.encode, graphs))
@@ -172,7 +172,7 @@ def _line(stream: BinaryIO, wanted: frozenset[bytes] | None) -> object:
     return json_line(stream)
 
 
-def _known(row: Portable) -> Known | None:
+def _known(row: Portable) -> ShippedDecision | None:
     """Return the decision of a row by the present policy; None if that is not sure of it."""
     record = row.record
     if record.decision.policy != policy.POLICY_VERSION:
@@ -190,4 +190,4 @@ def _known(row: Portable) -> Known | None:
             entry = dataclasses.replace(
                 entry, cost_us=each.median_us, host_us=each.host_us, span_us=each.span_us
             )
-    return Known(row, entry)
+    return ShippedDecision(row, entry)

@@ -28,7 +28,7 @@ class GraphFacts:
     """Facts of a graph, or of one of its partitions, for its recordings."""
 
     undefined: frozenset[int] = frozenset()
-    """Outputs that no kernel writes, so that their values mean nothing; see `attention_rng.py`."""
+    """Outputs of which no kernel writes all, so that their values mean nothing; see `attention_rng.py`."""
     state: RngState = RngState()  # noqa: RUF009 - it is frozen
     """Scalars that are on the CPU in KERNELS, and on the GPU in a GRAPH."""
     is_repeatable: bool = True
@@ -49,7 +49,7 @@ class GraphFacts:
     """Inputs of a backward that it may write and that nothing else sees."""
     overwritten: frozenset[int] = frozenset()
     """Inputs of which the graph writes every element, so that nothing else can use them while it runs."""
-    unsteady: frozenset[int] = frozenset()
+    nondeterministic: frozenset[int] = frozenset()
     """Outputs whose bits may differ from run to run; see `atomic_sums.py`."""
     backward: BackwardFacts = field(default_factory=BackwardFacts)
 
@@ -70,7 +70,7 @@ class GraphFacts:
             else frozenset(at for at, each in enumerate(mine.inputs) if each is None or each in self.written),
             donated=_at(mine.inputs, self.donated),
             overwritten=_at(mine.inputs, self.overwritten),
-            unsteady=_where(mine.outputs, self.unsteady),
+            nondeterministic=_where(mine.outputs, self.nondeterministic),
             backward=self.backward,
         )
 
@@ -90,7 +90,7 @@ def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> 
         written=_written(compiled),
         donated=compiled.donated_inputs or frozenset(),
         overwritten=_overwritten(compiled),
-        unsteady=atomic_outputs(compiled.text),
+        nondeterministic=atomic_outputs(compiled.text),
         backward=backward or BackwardFacts(),
     )
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from pygraphd.schema.reasons import Reason
 
 
-class Relocating(Protocol):
-    """A callable that runs as relocatable graphs: `recordings.Recordings`, which this room does not import."""
+class RecordingsLike(Protocol):
+    """What `recordings.Recordings` offers to a trial. This folder may not import that class."""
 
     @property
     def why_refused(self) -> Reason | None:
@@ -24,8 +24,8 @@ class Relocating(Protocol):
         """Whether the refusal lies in the graph, and so holds in the next process too."""
 
     @property
-    def prepared(self) -> int:
-        """A number that a call changes if it does one-time work."""
+    def one_time_work(self) -> int:
+        """A number that grows in calls that do work of which later calls have no part, such as recording."""
 
     @property
     def recording_us(self) -> float:
@@ -41,7 +41,7 @@ class Relocating(Protocol):
 
     @property
     def kernels(self) -> Runnable | None:
-        """Runs calls as KERNELS where these may have to make the recording; None: any callable may run them."""
+        """With collectives: runs calls as KERNELS, and records at those calls that all ranks have agreed on. Else None: `launch` runs them."""
 
     def empty_cache(self, *, workspaces: bool = False) -> None:
         """Return the free memory of PyTorch's allocator to the device if there is much of it, with the workspaces of BLAS libraries."""
@@ -55,16 +55,16 @@ class Relocating(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The callables of one partition: `launch` runs it as KERNELS, `relocate` as a GRAPH."""
+    """The callables of one partition: `launch` runs it as KERNELS, `recordings.run` as a GRAPH."""
 
     launch: Runnable
     device_index: int
-    relocate: Relocating
+    recordings: RecordingsLike
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
-        return self.relocate.run if deployment is Deployment.GRAPH else self.launch
+        return self.recordings.run if deployment is Deployment.GRAPH else self.launch
 
-    def deploy(self, deployment: Deployment) -> None:
+    def release_other(self, deployment: Deployment) -> None:
         """Release the memory that the other deployment than this holds."""
-        self.relocate.trim() if deployment is Deployment.GRAPH else self.relocate.close()
+        self.recordings.trim() if deployment is Deployment.GRAPH else self.recordings.close()

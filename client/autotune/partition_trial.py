@@ -204,7 +204,7 @@ class PartitionTrial:
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
         # None: that is unknown, and a trial must end all the same.
-        if candidates.relocate.why_refused is None and self._guarded(trial.is_over) is False:
+        if candidates.recordings.why_refused is None and self._guarded(trial.is_over) is False:
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)
         self._decide(trial)
@@ -218,7 +218,7 @@ class PartitionTrial:
         candidates = self._candidates
         assert candidates is not None
         # A GRAPH may have come to refuse since it was measured.
-        reason = candidates.relocate.why_refused
+        reason = candidates.recordings.why_refused
         measurements = tuple(
             each for each in trial.measurements() if each.deployment is Deployment.KERNELS or reason is None
         )
@@ -226,6 +226,6 @@ class PartitionTrial:
         if not (decision.final or rules.is_noisy(decision)):
             decision = rules.too_few_calls(self.pending.calls)
             if reason is not None:
-                decision = policy.only_kernels(reason, final=candidates.relocate.refused_for_good)
+                decision = policy.only_kernels(reason, final=candidates.recordings.refused_for_good)
         self._decisions.report.measuring_ms += trial.price_ms(decision.deployment)
-        return Outcome(decision, measurements, recording_us=candidates.relocate.recording_us)
+        return Outcome(decision, measurements, recording_us=candidates.recordings.recording_us)

@@ -121,7 +121,7 @@ class Trial:
         self._ms = 0.0
 
     def is_over(self) -> bool:
-        """Return whether the policy can decide; to be asked once before each call. Noisy samples are taken again, `MAX_CYCLES` times."""
+        """Return whether the policy can decide; to be asked once before each call. Noisy samples are taken again, in `MAX_CYCLES` cycles at most."""
         if not self.is_measured():
             return False
         is_noisy = rules.is_noisy(decide(self.measurements()))
@@ -142,15 +142,16 @@ class Trial:
     def call(self, inputs: list[Any]) -> Any:
         """Run the next call as the schedule has it, and time it."""
         deployment = self._schedule.deployment
-        run, prepared = self._candidates.runnable(deployment), self._candidates.relocate.prepared
+        recordings, run = self._candidates.recordings, self._candidates.runnable(deployment)
+        work_before = recordings.one_time_work
         began_ns = time.perf_counter_ns()
         sample = self._guarded(lambda: self._sampler.start(deployment))
         if deployment is not self._before:
             self._before = deployment
-            empty_cache = self._candidates.relocate.empty_cache
+            empty_cache = recordings.empty_cache
             self._guarded(lambda: empty_cache(workspaces=deployment is Deployment.GRAPH))
         result = run(inputs)
-        counts = self._schedule.take(steady=self._candidates.relocate.prepared == prepared)
+        counts = self._schedule.take(steady=recordings.one_time_work == work_before)
         if sample is not None:
             self._guarded(lambda: self._sampler.stop(sample, counts=counts))
         self._calls += 1
@@ -176,4 +177,4 @@ def is_graph_coming(candidates: Candidates, report: Report) -> bool:
     """Return whether a GRAPH has to wait: for other ranks, or for the helper, which is imported only where something may be recorded."""
     from pygraphd.client.replay.native.ffi import helper
 
-    return helper.is_coming(report.count_failure) or candidates.relocate.is_awaited
+    return helper.is_coming(report.count_failure) or candidates.recordings.is_awaited

@@ -171,7 +171,7 @@ class Cache:
             return ()
         for problem in read.problems:
             self._report.count_failure(f"shipped: {problem}")
-        return tuple(known.entry for known in read.below(request, shipped.answered(own)))
+        return tuple(known.entry for known in read.for_unanswered(request, shipped.answered(own)))
 
     def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
         try:

@@ -31,7 +31,7 @@ MAX_UNRECORDED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class LookupResult:
     """The stored entry of one graph: used, or rejected with a reason."""
 
     entry: Entry | None = None
@@ -46,7 +46,7 @@ class Known:
         return "unknown" if self.entry is None else self.entry.decision.deployment
 
 
-UNKNOWN = Known()
+UNKNOWN = LookupResult()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,16 @@ class DecisionService:
         self._dropped: deque[PendingGraph] = deque()
         self._unrecorded: list[tuple[Environment, Record]] = []
 
-    def look_up(self, graphs: Sequence[Graph], environment: Environment) -> dict[str, Known]:
+    def look_up(self, graphs: Sequence[Graph], environment: Environment) -> dict[str, LookupResult]:
         """Return the stored entries of some graphs by digest; graphs without one are left out."""
         self._take_dropped(MAX_UNRECORDED)
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
-        known: dict[str, Known] = {}
+        known: dict[str, LookupResult] = {}
         for digest, entry in found.items():
             why = self.trust.why_rejected(entry)
-            known[digest] = Known(entry) if why is None else Known(rejected=entry, rejection=why)
+            known[digest] = (
+                LookupResult(entry) if why is None else LookupResult(rejected=entry, rejection=why)
+            )
         for graph in graphs:
             state = known.get(graph.digest, UNKNOWN)
             log.info("%s: looked up: %s", graph.name, state.text)
@@ -147,8 +149,8 @@ class DecisionService:
         if not holds:
             self.report.count(disputed=1)
             self.report.count_fallback(DISPUTED)
-        elif pending.runs is not None:
-            self.report.record_deployment(pending.graph, pending.environment, *pending.runs)
+        elif pending.unfinished_as is not None:
+            self.report.record_deployment(pending.graph, pending.environment, *pending.unfinished_as)
 
     def close(self) -> None:
         """Report and record the graphs that were called too seldom to be measured; the last thing a process does here."""
@@ -174,9 +176,9 @@ class DecisionService:
 
     def _end(self, pending: PendingGraph, *, left: bool) -> None:
         """Report a graph that will not be decided in this process; `left`: another process measures it."""
-        decision, source = pending.runs or (rules.too_few_calls(pending.calls), Source.UNFINISHED)
+        decision, source = pending.unfinished_as or (rules.too_few_calls(pending.calls), Source.UNFINISHED)
         if left:
             decision = rules.not_measured(LEFT_TO_ANOTHER, pending.calls)
         self.report.record_deployment(pending.graph, pending.environment, decision, source, pending.rejection)
-        if not left and pending.runs is None and pending.known_calls < pending.calls:
+        if not left and pending.unfinished_as is None and pending.recorded_calls < pending.calls:
             self._unrecorded.append((pending.environment, Record(pending.graph, decision)))

@@ -99,7 +99,7 @@ def _mig_profile(name: str) -> str:
 
 
 def _probe(read: Callable[[], str]) -> str:
-    """Return the result of `read`, or "unknown: " and the name of its error, which matches no other environment."""
+    """Return the result of `read`, or "unknown: " and the name of its error, which matches an environment with the same error alone."""
     try:
         return read()
     except Exception as error:  # noqa: BLE001 - a broken driver may raise anything, and costs only the sharing

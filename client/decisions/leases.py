@@ -54,10 +54,10 @@ class PendingGraph:
     """The entry of the cache that is not used."""
     rejection: Reason | None = None
     """Why `rejected` is not used as it is."""
-    known_calls: float = -1.0
-    """The number of calls in the entry of the cache; -1: there is no entry."""
-    runs: tuple[Decision, Source] | None = None
-    """The decision that the graph runs by meanwhile, reported when the program ends; None: it had too few calls."""
+    recorded_calls: float = -1.0
+    """The number of calls in the entry of the cache; -1: there is no entry. Infinity: the entry is measured, if noisily, so nothing less is recorded."""
+    unfinished_as: tuple[Decision, Source] | None = None
+    """The decision to report if the program ends first, or if the validation holds; None: the graph had too few calls."""
     calls: int = 0
     state: LeaseState = LeaseState.OPEN
     answer: Entry | None = None

@@ -42,7 +42,7 @@ class TrustPolicy:
         return Reason(ReasonCode.REFRESH_ASKED) if self.refresh else self.why_not_trusted(entry)
 
     def why_not_trusted(self, entry: Entry) -> Reason | None:
-        """Return why a decision is not used that another process took while this one waited; None if it is used."""
+        """Return why a stored decision is not used, whatever PYGRAPH_REFRESH says; None if it is used."""
         if self.trust is Trust.LOCAL and self._is_foreign(entry):
             return because(ReasonCode.NOT_TRUSTED, taken_by(entry))
         age_s = time.time() - entry.measured_at if entry.measured_at is not None else 0.0

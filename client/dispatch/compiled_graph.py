@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
-    from pygraphd.client.decisions.decision_service import Known
+    from pygraphd.client.decisions.decision_service import LookupResult
     from pygraphd.client.dispatch.shapes import Sizes
     from pygraphd.schema.messages import Decision, Graph
     from pygraphd.schema.reasons import Reason
@@ -46,7 +46,7 @@ class CompiledGraph:
         context: Context,
         facts: CompiledFacts,
         graphs: tuple[Graph, ...],
-        known: Mapping[str, Known],
+        known: Mapping[str, LookupResult],
         backward: BackwardFacts | None = None,
     ) -> None:
         """Take one of `graphs` for each partition; `known` has the entries of the cache by digest, `backward` the facts of its backward."""
@@ -91,9 +91,9 @@ class CompiledGraph:
             run, self._next = compiled.current_callable, 1
             compiled.current_callable = self._slot(self._graphs[0], run, device_index, self._beforehand)
         else:
-            decision = only_kernels(facts, is_state_known=self._beforehand is not None)
+            decision = decision_without_graph(facts, is_state_known=self._beforehand is not None)
             for graph in self._graphs:
-                self._partition(graph, Slot(compiled.current_callable), None).only_kernels(decision)
+                self._partition(graph, Slot(compiled.current_callable), None).report_only_kernels(decision)
 
     # --- partitions ---
 
@@ -110,16 +110,16 @@ class CompiledGraph:
             if facts is None or self._facts.calls_host_operators:
                 return None
             own = replace(facts, name=graph.name, digest=graph.digest)
-            relocate = context.recordings(launch, device_index, own, note_wrong)
-            if relocate is None:
+            recordings = context.recordings(launch, device_index, own, note_wrong)
+            if recordings is None:
                 return None
-            return Candidates(relocate.kernels or launch, device_index, relocate)
+            return Candidates(recordings.kernels or launch, device_index, recordings)
 
         if (of_all_sizes := candidates()) is None:
             is_custom = self._facts.calls_host_operators
             unknown = rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN)
             decision = _custom_operators(self._facts) if is_custom else unknown
-            self._partition(graph, slot, None).only_kernels(decision)
+            self._partition(graph, slot, None).report_only_kernels(decision)
             return slot
         partition = self._partition(graph, slot, of_all_sizes)
         if is_decided_by_size:
@@ -145,7 +145,7 @@ class CompiledGraph:
         is_final = known.entry is not None and known.entry.decision.final
         return self._at_size(partition, make, sizes, known) if is_final else None
 
-    def _known_at(self, partition: Partition, sizes: Sizes) -> Known:
+    def _known_at(self, partition: Partition, sizes: Sizes) -> LookupResult:
         graph = partition.graph.at(sizes)
         known = self._context.decisions.look_up([graph], self._context.environment)
         return known.get(graph.digest, UNKNOWN)
@@ -155,7 +155,7 @@ class CompiledGraph:
         partition: Partition,
         make: Callable[[], Candidates | None],
         sizes: Sizes,
-        known: Known | None = None,
+        known: LookupResult | None = None,
     ) -> DecidedSize:
         """Decide a partition at one set of sizes, with candidates of their own."""
         candidates = make()
@@ -188,7 +188,7 @@ def may_be_recorded_whole(facts: CompiledFacts, partitions: int) -> bool:
     return facts.only_cuda and partitions == 1 and not facts.host_operators
 
 
-def only_kernels(facts: CompiledFacts, *, is_state_known: bool = True) -> Decision:
+def decision_without_graph(facts: CompiledFacts, *, is_state_known: bool = True) -> Decision:
     """Return the decision for a graph that can only run as KERNELS, with the reason.
 
     `is_state_known`: whether it is known where its attention keeps random numbers.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.autotune import cost
-from pygraphd.client.autotune.candidates import Relocating
+from pygraphd.client.autotune.candidates import RecordingsLike
 from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.autotune.validation import Validation
 from pygraphd.client.backend.torch_private import Runnable
@@ -28,7 +28,7 @@ from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from pygraphd.client.autotune.candidates import Candidates
-    from pygraphd.client.decisions.decision_service import Known
+    from pygraphd.client.decisions.decision_service import LookupResult
     from pygraphd.client.dispatch.shapes import Sizes
     from pygraphd.client.dispatch.slot import Slot
     from pygraphd.schema.messages import Decision, Entry, Graph
@@ -42,7 +42,7 @@ class Context:
     bounds: Bounds
     """Bounds on the dynamic sizes that have decisions of their own."""
     recordings: Callable[
-        [Runnable, int, GraphFacts, Callable[[tuple[int, ...], Reason], None]], Relocating | None
+        [Runnable, int, GraphFacts, Callable[[tuple[int, ...], Reason], None]], RecordingsLike | None
     ]
     """Returns the recordings of a callable on a device; None if it cannot be recorded. See `Devices.recordings`."""
     environment: Environment
@@ -62,7 +62,7 @@ class Partition:
         graph: Graph,
         slot: Slot,
         candidates: Candidates | None,
-        known: Known = UNKNOWN,
+        known: LookupResult = UNKNOWN,
         sizes: Sizes = (),
     ) -> None:
         """Decide for calls with the integer inputs `sizes`."""
@@ -89,7 +89,7 @@ class Partition:
         own = entry.decision if entry is not None and entry.decision.final else None
         decision = role.decision_for(self.graph.digest, own)
         if decision is not None:
-            # Of ranks, the leader finds out whether it holds; what all run stays, and the next program measures anew.
+            # Only the leader validates. If that fails, all ranks keep the agreed decision; the leader measures anew for later programs.
             if role.leads and entry and decision == entry.decision:
                 expected = self._context.decisions.trust.must_validate(entry) and cost.of_entry(entry)
                 if expected:
@@ -113,13 +113,13 @@ class Partition:
     def _deploy(self, candidates: Candidates, deployment: Deployment) -> Runnable:
         """Run one candidate from now on, and release the memory of the other one."""
         run = self._run(candidates.runnable(deployment))
-        candidates.deploy(deployment)
+        candidates.release_other(deployment)
         return run
 
     def _measure(self, candidates: Candidates, cached: Decision | None) -> Runnable:
         context = self._context
         pending = self._pending = self._new_pending()
-        pending.known_calls = (
+        pending.recorded_calls = (
             -1.0 if cached is None else float("inf") if rules.is_noisy(cached) else cached.calls
         )
         trial = PartitionTrial(
@@ -139,12 +139,12 @@ class Partition:
         def finish(candidates: Candidates, holds: bool) -> Runnable:
             if holds:
                 return self._deploy(candidates, deployment)
-            cost_was = f"{deployment} {entry.cost_us:.1f} us {taken_by(entry)}"
+            cost_was = f"{deployment} {expected.host_us:.1f} us of host time, {expected.span_us:.1f} us on the GPU {taken_by(entry)}"
             self._reject(entry, because(ReasonCode.COST_DIFFERS, cost_was))
             return self._measure(candidates, None)
 
         pending = self._pending = self._new_pending()
-        pending.runs = entry.decision, Source.CACHE
+        pending.unfinished_as = entry.decision, Source.CACHE
         decisions = self._context.decisions
         decisions.report.count(checked=1)
         return self._run(
@@ -159,9 +159,9 @@ class Partition:
             return self._deploy(candidates, decision.deployment)
 
         decisions, pending = self._context.decisions, self._new_pending()
-        pending.runs = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED)), Source.UNFINISHED
+        pending.unfinished_as = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED)), Source.UNFINISHED
         ask = functools.partial(self._context.role.wait, self.graph.digest)
-        waits = Deployment.GRAPH if candidates.relocate.kernels else Deployment.KERNELS
+        waits = Deployment.GRAPH if candidates.recordings.kernels else Deployment.KERNELS
         follower = Follower(candidates.runnable(waits), ask, deploy, decisions.report)
         decisions.open(pending, follower, lease=False)
         return self._run(follower)
@@ -175,7 +175,7 @@ class Partition:
         if pending is None or not decisions.close_one(pending):
             decisions.report.retract_deployment(self.graph, self._context.environment)
         if self.candidates is not None:
-            self.candidates.relocate.close()
+            self.candidates.recordings.close()
 
     # --- what is reported and recorded of it without a trial ---
 
@@ -187,7 +187,7 @@ class Partition:
         context = self._context
         context.decisions.report.record_deployment(self.graph, context.environment, decision, source, because)
 
-    def only_kernels(self, decision: Decision) -> None:
+    def report_only_kernels(self, decision: Decision) -> None:
         """Report and record that the partition can only run as KERNELS, with the reason, unless the cache has this already."""
         role = self._context.role
         agreed = role.propose(self.graph.digest, decision)

@@ -44,7 +44,7 @@ question takes time."""
 
 NOT_OFTEN_ENOUGH = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY_TO_DECIDE = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
-NO_TIME = "dynamic sizes that came back while recordings had taken their share of the time"
+NO_TIME = "dynamic sizes that came back while recordings had used up their share of the time"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
 
 
@@ -102,7 +102,7 @@ class ShapeDispatcher:
         self._stays = False
         self._setups = 0
         self._clock = clock
-        # Unpaid time of recordings, and of those that are expected of sizes that are set up. Time pays for the first, and then for the second.
+        # Recording time beyond its budget, and the estimate for sizes that are set up and not recorded yet. Elapsed time reduces the first, then the second.
         self._owed_s = self._expected_s = 0.0
         self._each_s = EXPECTED_S
         self._began_ms, self._began = report.recording_ms, report.counts["captured"]

@@ -2,8 +2,7 @@
 
 During a capture the allocator gives the memory of dead temporaries to later ones. Allocations that overlap form an alias set, which moves
 as one segment, so that no write of a kernel leaves its memory. Each storage of an output is an alias set of its own: see `output_reserves`.
-Tensors that a forward saves for its backward are seen by nothing else. In a replay their alias sets lie side by side in a few allocations,
-since host time grows with the number of allocations.
+Tensors that only the backward uses lie side by side in a few allocations of a replay, since host time grows with the number of allocations.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.replay.addresses import extent, storage_of
-from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.layout import Memory
 from pygraphd.client.replay.outputs import Empty, Fixed, Flagged, Input, Part, View, Whole
 from pygraphd.client.replay.relocation_table import (
@@ -31,6 +29,7 @@ from pygraphd.client.replay.relocation_table import (
     merge,
     pack,
 )
+from pygraphd.client.replay.segments import InputGroup
 
 if TYPE_CHECKING:
     from pygraphd.client.recording.capture import Capture

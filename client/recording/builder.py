@@ -19,7 +19,6 @@ from pygraphd.client.backend.errors import NotRelocatableError, TransientError
 from pygraphd.client.recording.alias_sets import AliasSets, input_groups
 from pygraphd.client.recording.false_pointers import CapturedCall, find_false_pointers
 from pygraphd.client.replay.exec_cache import Executables
-from pygraphd.client.replay.graph_exec import moving_segments
 from pygraphd.client.replay.layout import Layout, Memory
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.node_params import TABLES, Parameters
@@ -35,6 +34,7 @@ from pygraphd.client.replay.relocation_table import (
 )
 from pygraphd.client.replay.replay import Device, Replay
 from pygraphd.client.replay.rng import generators_in
+from pygraphd.client.replay.segments import moving_segments
 from pygraphd.client.replay.single_kernel import SingleKernel
 
 if TYPE_CHECKING:

@@ -212,7 +212,7 @@ def _products_are_rounded() -> bool:
 def _by_how_much(distance: float, of: ComparedTensor) -> str:
     """Return a distance as text for the report."""
     if not math.isfinite(distance):
-        return " in what are numbers"
+        return " in where it has NaN or infinity"
     percent = 100 * distance
     text = "over 1000" if percent > 1000 else f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
     return f" by {text} % of its largest value" if is_measured(of.dtype) else f" in {text} % of its elements"

@@ -17,7 +17,7 @@ COLUMNS = 1024
 MIN_ROWS, MAX_ROWS = 512, 4096
 """Rows of which the sums are taken at once, 4 to 32 MiB: PyTorch takes twice as much memory for the sums of the columns."""
 PIECES = 256
-"""The number of pieces that is not exceeded by pieces of less than `MAX_ROWS`."""
+"""The target for the number of pieces: a piece grows from `MIN_ROWS` to `MAX_ROWS` rows to stay within it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.recording.alias_sets import InputGroups
-    from pygraphd.client.replay.graph_exec import InputGroup
     from pygraphd.client.replay.relocation_table import Span
+    from pygraphd.client.replay.segments import InputGroup
 
 MIN_BYTES = 1 << 20
 """Smaller inputs are copied on the device."""

@@ -254,7 +254,7 @@ class Pipeline:
             self._report.count_failure,
             functools.partial(self._recapture, call, capture),
             dataclasses.replace(
-                self._facts, saved=_seen_by_nobody(self._facts, capture.outputs, call.inputs)
+                self._facts, saved=_only_for_backward(self._facts, capture.outputs, call.inputs)
             ),
         )
         try:
@@ -460,7 +460,7 @@ def _why_not_bind(
     return None
 
 
-def _seen_by_nobody(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
+def _only_for_backward(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
     """Return the saved outputs whose storages only the backward sees.
 
     Hooks may see all of them. A backward may compute a gradient in place in a saved output, mostly of the same size, and return it.

@@ -171,7 +171,8 @@ class Recordings:
     def _begin_replays(self, slot: SizeSlot, replay: Replay) -> None:
         """Give back memory before the first replay, and have the compiled helper serve the calls after it.
 
-        The call that made the recording had gradients and verification's copies in the same segments, which could not go then.
+        The call that made the recording had gradients and verification's copies in the same segments of PyTorch's allocator, which it could
+        not give back then.
         """
         self.empty_cache(workspaces=self._scratch.is_large)
         with self._changing:
@@ -310,7 +311,7 @@ class Recordings:
         """Run a call as KERNELS, and keep a recording of it if verification passes."""
         self._log(slot, "recording")
         before = slot.disagreements
-        in_full = None if before.in_full is None else before.in_full | self.facts.unsteady
+        in_full = None if before.in_full is None else before.in_full | self.facts.nondeterministic
         attempt = self._pipeline.record(
             inputs, slot.mismatches.constraints, is_doubted=before.in_values, in_full=in_full
         )
@@ -474,7 +475,7 @@ class Recordings:
         return sum(slot.recording_us for slot in list(self._slots.values()))
 
     @property
-    def prepared(self) -> int:
+    def one_time_work(self) -> int:
         """A number that changes when a call makes or puts off a recording or an executable, and so is no steady-state call."""
         made = sum(replay.executables for replay in self.replays)
         return self._pipeline.captures + self._postponed + made

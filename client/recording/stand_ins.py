@@ -18,8 +18,8 @@ from pygraphd.client.recording.alias_sets import InputGroups, input_groups
 from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.size_slot import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
-from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, alignment, blocks
+from pygraphd.client.replay.segments import InputGroup
 
 NO_CONSTRAINTS = LayoutConstraints()
 

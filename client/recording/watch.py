@@ -60,7 +60,7 @@ class Watch:
             threading.Thread(target=target, args=(mine,), name="pygraph-watch", daemon=True).start()
 
     def note(self, timeout_s: float | None) -> None:
-        """Note that a replay was launched on the current stream. `timeout_s` is None if the call was no replay. Raises nothing."""
+        """Note a call on the current stream. `timeout_s` is None until there is a recording; from then on, calls as KERNELS are noted as well. Raises nothing."""
         if timeout_s is not None and self._timeout_s is not None and not self._in_capture():
             self._latest = time.monotonic(), timeout_s  # before the event, which may be queried at any time
             try:

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import PROFILED, FallbackError
-from pygraphd.client.replay.graph_exec import fitting, table_numbers
+from pygraphd.client.replay.segments import fitting, table_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pygraphd.client.backend.driver import Driver
-    from pygraphd.client.replay.graph_exec import Segment
     from pygraphd.client.replay.native.ffi import TensorOps
     from pygraphd.client.replay.node_params import Parameters
+    from pygraphd.client.replay.segments import Segment
 
 FEW_EXECUTABLES = 4
 """Maximum number of executables of a large graph."""
@@ -67,8 +67,8 @@ class Executables:
     ) -> None:
         """Make the first executable, unless the graph copies; then it is made at the first call.
 
-        The driver has an executable copy only between memory that is mapped as at its instantiation, and a capture may have had
-        addresses of aliased memory. `note` is called with the reason when another executable cannot be made. Raises DriverError.
+        In an executable, the driver refuses a copy whose new addresses are mapped otherwise than those of its instantiation, and a capture
+        may have had addresses of aliased memory. `note` is called with the reason when another executable cannot be made. Raises DriverError.
         """
         self._driver = driver
         self.launch, self.launch_address, self.fail_launch = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.outputs import Outputs
+from pygraphd.client.replay.segments import InputGroup
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,16 +201,16 @@ class GeneratorCursor:
             self._synchronize()
             words = {address: self._driver.read_word(address) for address in addresses}
             advances = [end - begin for begin, end in zip(offsets, self._all.get_offset(), strict=True)]
-            for each, offset, (seeds, ends) in zip(everyone, offsets, candidates, strict=True):
-                seeds.intersection_update(a for a in addresses if words[a] == each.initial_seed())
-                ends.intersection_update(a for a in addresses if words[a] == offset)
+            for each, offset, (seed_at, offset_at) in zip(everyone, offsets, candidates, strict=True):
+                seed_at.intersection_update(a for a in addresses if words[a] == each.initial_seed())
+                offset_at.intersection_update(a for a in addresses if words[a] == offset)
         found: list[int] = []
         drawn_from = [number for number, by in enumerate(advances) if by]
         for number in drawn_from:
-            seeds, ends = candidates[number]
-            if len(seeds - ends) != 1 or len(ends) != 1:
+            seed_at, offset_at = candidates[number]
+            if len(seed_at - offset_at) != 1 or len(offset_at) != 1:
                 return None
-            found += [*(seeds - ends), *ends]
+            found += [*(seed_at - offset_at), *offset_at]
         if len(set(found)) != len(found):
             return None
         return _State(word_writes(found), tuple(zip(everyone, advances, strict=True)))

@@ -10,15 +10,15 @@ from ctypes import c_int, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.graph_exec import fitting, table_numbers
+from pygraphd.client.replay.segments import fitting, table_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pygraphd.client.backend.driver import Driver
-    from pygraphd.client.replay.graph_exec import Segment
     from pygraphd.client.replay.native.ffi import TensorOps
     from pygraphd.client.replay.node_params import Parameters
+    from pygraphd.client.replay.segments import Segment
 
 NEVER_WORTH = 2
 """More than the number of nodes: no call is worth another executable."""

@@ -122,7 +122,7 @@ def prune(
     ] = None,
     gpu: _Gpu = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list the entries that would be deleted.")
+        bool, typer.Option("--dry-run", help="Only count the entries that would be deleted.")
     ] = False,
     json: _AsJson = False,
 ) -> None:
@@ -141,7 +141,7 @@ def delete(
         typer.Argument(metavar="ID...", help="The first digits of entries' ids, or of their graphs."),
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list the entries that would be deleted.")
+        bool, typer.Option("--dry-run", help="Only count the entries that would be deleted.")
     ] = False,
     json: _AsJson = False,
 ) -> None:
@@ -165,7 +165,7 @@ def delete(
 def clear(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list the entries that would be deleted.")
+        bool, typer.Option("--dry-run", help="Only count the entries that would be deleted.")
     ] = False,
     json: _AsJson = False,
 ) -> None:
@@ -184,7 +184,7 @@ def clear(
 
 @cache.command()
 def rederive(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the changes.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the changes.")] = False,
     json: _AsJson = False,
 ) -> None:
     """Derive decisions anew from stored measurements, by the policy of this version; no GPU is needed."""
@@ -220,7 +220,7 @@ def export(
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file of `cache export`; -: standard input.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only list the entries that would be stored.")
+        bool, typer.Option("--dry-run", help="Only count the entries that would be stored.")
     ] = False,
     json: _AsJson = False,
 ) -> None:

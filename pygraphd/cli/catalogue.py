@@ -102,8 +102,8 @@ class CachedEntry:
         return reason_text(self.reason, final=self.facts["final"])
 
     @property
-    def is_guess(self) -> bool:
-        """Whether it says no more than that a program ended early: see `schema.shipped.is_guess`."""
+    def is_unmeasured(self) -> bool:
+        """Whether it says no more than that a program ended early: see `schema.shipped.is_unmeasured`."""
         return not self.facts["final"] and self.facts["measured_at"] is None
 
     @property

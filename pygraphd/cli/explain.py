@@ -150,7 +150,7 @@ def _merged(answers: Iterable[Sequence[EntryDetails]]) -> list[EntryDetails]:
     found: dict[str, EntryDetails] = {}
     for each in itertools.chain.from_iterable(answers):
         known = found.setdefault(each.entry.facts["id"], each)
-        if each.entry.shipped and known.entry.is_guess:
+        if each.entry.shipped and known.entry.is_unmeasured:
             found[each.entry.facts["id"]] = each
     return sorted(found.values(), key=lambda each: -each.entry.facts["created_at"])
 

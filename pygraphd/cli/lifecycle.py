@@ -80,7 +80,7 @@ class _Log:
 
 def stop(locations: Locations) -> int:
     """End the daemon, wait until its process is gone, and return its pid; raises NotRunningError, CommandError."""
-    if problem := control.stranger(locations.socket):
+    if problem := control.why_untrusted(locations.socket):
         raise UsageError(problem)
     running = control.ping(locations.socket)
     if running is None:

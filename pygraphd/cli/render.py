@@ -50,10 +50,10 @@ _HEADER = (
 _FIGURES_OF_ENTRY = ("ID", "KIND", "DEPLOYMENT", *(f"{name} us" for name in Deployment), " AGE", "   HITS")
 _RIGHT = frozenset(
     {"PART", "OPS", *(f"{name} us" for name in Deployment), "SAMPLES", "COST us", "HOST us", "GPU us"}
-    | {"SINCE START", "SINCE EVER"}
+    | {"SINCE START", "ALL TIME"}
     | {"KERNELS", "SHARE", "SAVES ms", "MiB", "DECIDED s"}
 )
-FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "HIDDEN")
+FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "GPU BUSY")
 """The columns of `figure_cells`."""
 
 
@@ -151,13 +151,15 @@ def status_text(status: Status) -> str:
 def team_text(team: TeamState, now: float | None = None) -> str:
     """Return the state of the exchange with a team in one line."""
     moment = time.time() if now is None else now
-    facts = [f"asked {human_duration(moment - team.asked_at)} ago" if team.asked_at else "not asked yet"]
+    facts = [
+        f"asked {human_duration(moment - team.answered_at)} ago" if team.answered_at else "not asked yet"
+    ]
     if team.problem:
         since = human_duration(moment - (team.failing_since or moment))
         again = f"tried again in {human_duration(team.retry_s)}"
         facts = [f"not usable for {since}: {team.problem}", again]
-    elif team.publishes_not:
-        facts.append(f"nothing is published: {team.publishes_not}")
+    elif team.why_not_published:
+        facts.append(f"nothing is published: {team.why_not_published}")
     facts.append(f"{plural(team.queued, 'record', 'records')} queued")
     if team.dropped:
         facts.append(f"{team.dropped} dropped")

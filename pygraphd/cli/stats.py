@@ -78,7 +78,7 @@ def statistics_text(found: Statistics, now: float | None = None) -> str:
     """Return the statistics as a table; figures that are zero in both columns are left out unless they are the main ones."""
     columns = {
         name: counts
-        for name, counts in (("SINCE START", found.since_start), ("SINCE EVER", found.since_ever))
+        for name, counts in (("SINCE START", found.since_start), ("ALL TIME", found.since_ever))
         if counts is not None
     }
     if not columns:

@@ -191,7 +191,7 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
 
 def _without_daemon(status: Status, locations: Locations) -> Status:
     problems = list(status.problems)
-    if (stranger := control.stranger(locations.socket)) and stranger not in problems:
+    if (stranger := control.why_untrusted(locations.socket)) and stranger not in problems:
         problems.insert(0, stranger)
     if lock.is_held(locations):
         problems.insert(0, lock.hung_text(locations))

@@ -17,14 +17,14 @@ from pygraphd.schema import offline
 from pygraphd.schema.checks import check_int, check_number, check_text
 from pygraphd.schema.messages import MAX_HOST, MAX_MICROSECONDS, MAX_TIME, MAX_UID, LookupRequest, encode
 from pygraphd.schema.portable import TEAM
-from pygraphd.schema.shipped import is_guess
+from pygraphd.schema.shipped import is_unmeasured
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pygraphd.schema.offline import Row
-    from pygraphd.schema.shipped import Known, Shipped
+    from pygraphd.schema.shipped import Shipped, ShippedDecision
 
 _NULL = "null"
 _VERSION = json.dumps(VERSION)
@@ -35,22 +35,22 @@ class Found:
     """The answer to one lookup: `texts` has the entries as JSON, by graph.
 
     `unusable` has, of those that a program cannot use, the counter of the reason, and `missing` that of the reason why there is no
-    entry. `guesses` say no more than that a program ended early. `from_team` are those that can be used and came from the team's database.
+    entry. `unmeasured` say no more than that a program ended early. `from_team` are those that can be used and came from the team's database.
     """
 
     request: LookupRequest
     texts: dict[str, str] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
-    guesses: list[str] = field(default_factory=list)
+    unmeasured: list[str] = field(default_factory=list)
     from_team: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
 
-    def above(self, shipped: Shipped) -> tuple[Found, list[Known]]:
-        """Return the answer without what shipped decisions are better than, and these."""
-        below = shipped.below(self.request, self.texts.keys() - self.guesses)
-        if not below and not self.missing:
-            return self, below
-        better = {each.entry.graph for each in below}
+    def with_shipped(self, shipped: Shipped) -> tuple[Found, list[ShippedDecision]]:
+        """Have shipped decisions replace misses and unmeasured entries; return the remaining answer, and these decisions."""
+        found = shipped.for_unanswered(self.request, self.texts.keys() - self.unmeasured)
+        if not found and not self.missing:
+            return self, found
+        better = {each.entry.graph for each in found}
         missing = {
             graph: "other_environment" if why == "unknown" and graph in shipped.graphs else why
             for graph, why in self.missing.items()
@@ -58,9 +58,9 @@ class Found:
         }
         texts = {graph: text for graph, text in self.texts.items() if graph not in better}
         unusable = {graph: why for graph, why in self.unusable.items() if graph not in better}
-        return dataclasses.replace(self, texts=texts, unusable=unusable, missing=missing), below
+        return dataclasses.replace(self, texts=texts, unusable=unusable, missing=missing), found
 
-    def encode(self, shipped: Sequence[Known] = ()) -> bytes:
+    def encode(self, shipped: Sequence[ShippedDecision] = ()) -> bytes:
         """Return the body of the answer, with some shipped decisions."""
         texts = ",".join([*self.texts.values(), *(encode(each.entry).decode() for each in shipped)])
         answer = f'{{"environment":"{self.request.environment}","version":{_VERSION},"entries":[{texts}]}}'
@@ -85,7 +85,7 @@ def found_in(request: LookupRequest, rows: Sequence[Row]) -> Found:
         if why_not is not None:
             found.unusable[graph] = why_not
             if may_be_guess and measured_at is None:
-                found.guesses.append(graph)
+                found.unmeasured.append(graph)
         elif host.startswith(TEAM):
             found.from_team.append(graph)
     return found
@@ -96,7 +96,7 @@ def found_in(request: LookupRequest, rows: Sequence[Row]) -> Found:
 def _decision(*columns: str | int) -> tuple[str, str | None, bool]:
     decision = offline.decision_of(*columns)
     text = json.dumps(dataclasses.asdict(decision), separators=(",", ":"))
-    return text, statistics.why_missed(decision), is_guess(decision, None)
+    return text, statistics.why_missed(decision), is_unmeasured(decision, None)
 
 
 @functools.lru_cache(maxsize=64)

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.portable import Portable
-    from pygraphd.schema.shipped import Known
+    from pygraphd.schema.shipped import ShippedDecision
     from pygraphd.team_url import TeamUrl
 
 HITS_DELAY_S = 2.0
@@ -74,7 +74,7 @@ _Args = TypeVarTuple("_Args")
 
 
 class Cache:
-    """The store and its reader, each on a thread of its own."""
+    """The store and its reader, each on a thread of its own; lookups of few graphs are read on the event loop."""
 
     def __init__(
         self, locations: Locations, store: Store, leases: Leases, limits: Limits | None = None
@@ -135,7 +135,7 @@ class Cache:
         environment, asked = found.request.environment, len(found.request.graphs)
         if self.team.is_used:
             self.team.want(environment, [*found.missing, *found.unusable])
-        found, shipped = found.above(self.shipped)
+        found, shipped = found.with_shipped(self.shipped)
         self._count(found, shipped)
         self._note_hits(environment, found.texts)
         known = len(found.texts) + len(shipped)
@@ -402,7 +402,7 @@ class Cache:
         self._reading.shutdown()
         self._writing.shutdown()
 
-    def _count(self, found: Found, shipped: Sequence[Known]) -> None:
+    def _count(self, found: Found, shipped: Sequence[ShippedDecision]) -> None:
         environment, graphs = found.request.environment, found.request.graphs
         hits = len(found.texts) - len(found.unusable)
         reasons = list(found.unusable.values())

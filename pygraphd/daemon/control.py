@@ -42,7 +42,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def ping(path: Path, timeout_s: float = _PING_TIMEOUT_S) -> Ping | None:
-    """Return the daemon's answer; None, which means "not running", if nothing listens on the socket."""
+    """Return the daemon's answer; None if nothing listens on the socket, or what listens does not answer in time or not validly."""
     try:
         status, body = _ask(path, "GET", "/v1/ping", timeout_s=timeout_s)
         return decode(Ping, body) if status == http.HTTPStatus.OK else None
@@ -50,8 +50,8 @@ def ping(path: Path, timeout_s: float = _PING_TIMEOUT_S) -> Ping | None:
         return None
 
 
-def stranger(path: Path) -> str | None:
-    """Return why who listens on a socket, or may at any time, is not believed: it is another user, or may be; None otherwise."""
+def why_untrusted(path: Path) -> str | None:
+    """Return why a socket is not trusted: its folder is not private, or a process of another user listens. None if it is trusted."""
     try:
         connect(path, _PING_TIMEOUT_S).close()
     except StrangerError as error:

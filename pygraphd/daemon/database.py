@@ -142,7 +142,7 @@ def _migrate(connection: sa.Connection) -> None:
 
 
 def upgrade(connection: sa.Connection) -> None:
-    """Make the tables of this version, or of older ones, in the caller's transaction."""
+    """Make the tables, or bring older ones up to this version, in the caller's transaction."""
     # Imported here: it costs a quarter of a second, and only a new or older file needs it.
     from alembic import command
 

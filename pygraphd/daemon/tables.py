@@ -92,7 +92,7 @@ class Measurement(Base):
 
 
 class Decision(Base):
-    """The answer for one graph in one environment; the newest record replaces the one before it."""
+    """The answer for one graph in one environment; a newer record replaces it, unless that is provisional and this is final."""
 
     __tablename__ = "decision"
     __table_args__ = (

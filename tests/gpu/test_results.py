@@ -1,4 +1,4 @@
-"""Results on a GPU: of any dtype and view they are compared, what is unsteady is recorded all the same, and graphs are checked while they run."""
+"""Results on a GPU: of any dtype and view they are compared, what is nondeterministic is recorded all the same, and graphs are checked while they run."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_a_decision_is_found_by_its_whole_key(tmp_path: Path) -> None:
     written(tmp_path, row("c", KERNELS, FASTER, gpu="NVIDIA H200"), name="h200")
 
     read = shipped.load(tmp_path)
-    (found,) = read.below(request("a", "c", "d"), ())
+    (found,) = read.for_unanswered(request("a", "c", "d"), ())
 
     assert read.problems == ()
     assert found.entry == Entry(
@@ -56,7 +56,7 @@ def test_what_was_found_out_here_ranks_above_unless_it_is_a_guess(
     decision = policy.only_kernels(Reason(ReasonCode.TOO_FEW_CALLS), final=final)
     own = Entry(digest("a"), decision, os.getuid(), "here", measured_at=measured_at)
 
-    assert bool(shipped.load(tmp_path).below(request("a"), shipped.answered([own]))) is not wins
+    assert bool(shipped.load(tmp_path).for_unanswered(request("a"), shipped.answered([own]))) is not wins
 
 
 def test_what_an_older_policy_has_decided_is_decided_anew_or_left_out(tmp_path: Path) -> None:

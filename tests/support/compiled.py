@@ -96,7 +96,7 @@ class Relocating:
         self._will_refuse = refusal
         self.refusal: str | None = None
         self.for_good = True
-        self.calls = self.prepared = 0
+        self.calls = self.one_time_work = 0
         self.closed = False
         self.note_wrong: Callable[[tuple[int, ...], Reason], None] = lambda *_: None
 

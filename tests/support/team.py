@@ -92,7 +92,7 @@ class Member(Home):
 
     def wait_for_problem(self, part: str) -> None:
         """Wait until the daemon says of its team what holds `part`."""
-        self.wait_until(lambda: part in f"{self.team['problem']} {self.team['publishes_not']}")
+        self.wait_until(lambda: part in f"{self.team['problem']} {self.team['why_not_published']}")
 
     def wait_until_published(self) -> None:
         """Wait until nothing is left to be published, and the exchange that published the last is over."""

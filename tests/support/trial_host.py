@@ -61,7 +61,7 @@ class Host:
 def trial_of(
     host: Host,
     candidates: Candidates,
-    deploy: Callable[[Candidates, Deployment], object] = Candidates.deploy,
+    deploy: Callable[[Candidates, Deployment], object] = Candidates.release_other,
     warm_up_calls: int = 0,
     digest: str = "a" * 64,
 ) -> PartitionTrial:
@@ -80,7 +80,7 @@ class Relocating:
 
     refused_for_good = is_awaited = False
     kernels = None
-    prepared = 0
+    one_time_work = 0
     recording_us = 0.0
     calls = 0
     trimmed = closed = 0
@@ -100,7 +100,7 @@ class Relocating:
     def __call__(self, inputs: list[Any]) -> str:
         self.meanwhile()
         self.calls += 1
-        self.prepared += self.calls == 2
+        self.one_time_work += self.calls == 2
         return "relocated"
 
     def empty_cache(self, *, workspaces: bool = False) -> None:

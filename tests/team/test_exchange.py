@@ -185,7 +185,7 @@ def test_a_reader_publishes_nothing_until_it_may(
 ) -> None:
     home = homes("one", postgres.url(team, READER))
     home.ask("POST", RECORD_PATH, encode(make_request("a")))
-    home.wait_until(lambda: told(home)["publishes_not"] != "")
+    home.wait_until(lambda: told(home)["why_not_published"] != "")
     assert told(home)["queued"] == 1
     assert "nothing is published: the role may only read; 1 record queued" in home.pygraphd("status").stdout
     migrating.initialise(TeamUrl(postgres.url(team, OWNER)), publishers=[READER])
@@ -230,7 +230,7 @@ def test_a_lease_is_withheld_while_the_team_is_asked(
     homes: Callable[[str, str], Home],
 ) -> None:
     home = homes("one", postgres.url(team, READER))
-    home.wait_until(lambda: told(home)["asked_at"] is not None)
+    home.wait_until(lambda: told(home)["answered_at"] is not None)
     request = make_request("a")
     environment, graph = request.environment.digest(), request.records[0].graph.digest
     lease = json.dumps({"environment": environment, "holder": "me", "graphs": [graph]}).encode()

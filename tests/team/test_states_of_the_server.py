@@ -96,7 +96,7 @@ def test_each_fault_is_told_and_caught_up_with(
             shared.rows(fault.mending)
         home.wait_until_published()
         home.wait_until(lambda: home.team["wanted"] == 0)
-        home.wait_until(lambda: (home.team["problem"], home.team["publishes_not"]) == ("", ""))
+        home.wait_until(lambda: (home.team["problem"], home.team["why_not_published"]) == ("", ""))
         assert home.team["dropped"] == 0, name
 
     assert shared.published() == [(graph, PUBLISHER) for graph in sorted(map(digest, FAULTS))]
@@ -109,7 +109,7 @@ def test_tables_that_are_locked_are_waited_for(shared: TeamDatabase, member: Cal
     home = member(shared.url(PUBLISHER))
     home.give_up_soon()
     home.start()
-    home.wait_until(lambda: home.team["asked_at"] is not None)
+    home.wait_until(lambda: home.team["answered_at"] is not None)
     address = shared.server.administrators_url(shared.name).replace("+psycopg", "")
     with contextlib.closing(psycopg.connect(address)) as other:
         other.execute("LOCK TABLE pygraphd.decision IN ACCESS EXCLUSIVE MODE")
@@ -153,7 +153,7 @@ def test_a_reader_finds_and_a_stranger_goes_without(
 
     [entry] = reader.find("a")
     assert entry["host"] == f"team:{PUBLISHER}@here"
-    assert (reader.team["queued"], reader.team["publishes_not"]) == (1, "the role may only read")
+    assert (reader.team["queued"], reader.team["why_not_published"]) == (1, "the role may only read")
     assert len(stranger.lookup("a", "own")) == 1
     stranger.wait_for_problem("permission denied")
     assert (stranger.team["queued"], stranger.stats["team_hits"]) == (1, 0)

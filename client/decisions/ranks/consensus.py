@@ -38,7 +38,7 @@ class RankRole:
     """Whether this process looks up and measures the graphs."""
 
     def decision_for(self, graph: str, own: Decision | None) -> Decision | None:
-        """Return the decision for a graph; None: there is none yet. `own` is the decision that this process would propose."""
+        """Return the decision for a graph; None: there is none yet. A leader proposes `own`, the decision of its cache, if it has one."""
         return own
 
     def propose(self, graph: str, decision: Decision) -> Decision:

@@ -13,17 +13,17 @@ from pygraphd.schema.messages import MAX_COUNT, MAX_TIME
 class TeamState:
     """The state of the exchange with a team's database; times are seconds since the epoch.
 
-    `asked_at`: when it last answered; None: never since the daemon started. `failing_since` and `problem`: since when it cannot be used, and
-    why; None and empty if it can. `retry_s`: seconds until it is tried again. `publishes_not`: why nothing is published although it can be
+    `answered_at`: when it last answered; None: never since the daemon started. `failing_since` and `problem`: since when it cannot be used, and
+    why; None and empty if it can. `retry_s`: seconds until it is tried again. `why_not_published`: why nothing is published although it can be
     read; empty if it is. `queued` records wait to be published, `wanted` graphs to be asked for; `dropped` records will never be published.
     """
 
     url: str
-    asked_at: float | None = None
+    answered_at: float | None = None
     failing_since: float | None = None
     problem: str = ""
     retry_s: float = 0.0
-    publishes_not: str = ""
+    why_not_published: str = ""
     queued: int = 0
     wanted: int = 0
     dropped: int = 0
@@ -33,13 +33,13 @@ class TeamState:
         for name, longest in (
             ("url", 2500),
             ("problem", 500),
-            ("publishes_not", 500),
+            ("why_not_published", 500),
             ("queue_problem", 5000),
         ):
             check_text(name, getattr(self, name), maximum=longest)
         for name in ("queued", "wanted", "dropped"):
             check_int(name, getattr(self, name), maximum=MAX_COUNT)
-        for moment in (self.asked_at, self.failing_since):
+        for moment in (self.answered_at, self.failing_since):
             if moment is not None:
                 check_number("moment", moment, maximum=MAX_TIME)
         check_number("retry_s", self.retry_s, maximum=MAX_TIME)
@@ -47,7 +47,7 @@ class TeamState:
     @property
     def is_reached(self) -> bool:
         """Whether the database answered when it was last asked."""
-        return self.asked_at is not None and not self.problem
+        return self.answered_at is not None and not self.problem
 
     def as_json(self) -> dict[str, object]:
         """Return the state as JSON has it."""

@@ -70,10 +70,10 @@ class Worker:
         self._database: Database | None = None
         self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock)
         self._publishing_pauses = Backoff(*_RIGHTS_PAUSE_S, clock)
-        self._publishes_not = ""
+        self._why_not_published = ""
         self._problem = ""
         self._failing_since: float | None = None
-        self._asked_at: float | None = None
+        self._answered_at: float | None = None
         self._used = 0.0
         self._turn = threading.Condition()
         self._is_woken = False
@@ -111,11 +111,11 @@ class Worker:
         """Return the state; for any thread."""
         return TeamState(
             url=str(self.url),
-            asked_at=self._asked_at,
+            answered_at=self._answered_at,
             failing_since=self._failing_since,
             problem=self._problem,
             retry_s=self._pauses.wait_s,
-            publishes_not=self._publishes_not,
+            why_not_published=self._why_not_published,
             queued=len(self._queue),
             wanted=len(self._wanted),
             dropped=self._queue.dropped,
@@ -165,7 +165,7 @@ class Worker:
             self._database = Database(self.url)
         database = self._database
         has_work = bool(len(self._wanted) or self._may_publish() or self._may_queue_older())
-        if not has_work and self._asked_at is not None and not self._problem:
+        if not has_work and self._answered_at is not None and not self._problem:
             return True
         if not database.is_open:
             self._check(database)
@@ -186,7 +186,7 @@ class Worker:
     def _may_queue_older(self) -> bool:
         # A few at a time: what is recorded now must find room in the queue, and where nothing may be published, none would leave it.
         is_due = self._older is not None and len(self._queue) < publishing.BATCH_RECORDS
-        return is_due and not self._publishes_not and not self._publishing_pauses.wait_s
+        return is_due and not self._why_not_published and not self._publishing_pauses.wait_s
 
     def _queue_older(self) -> None:
         assert self._older is not None
@@ -209,7 +209,7 @@ class Worker:
             may_insert = connection.execute(_MAY_INSERT, names).scalar()
         if not may_insert:
             self._stop_publishing(_READS_ONLY)
-        elif self._publishes_not == _READS_ONLY:
+        elif self._why_not_published == _READS_ONLY:
             self._publish_again()
 
     def _fetch(self, database: Database) -> None:
@@ -246,7 +246,7 @@ class Worker:
         """Go on after a batch that was not published; raises the error unless something else can be done."""
         if error.fault is Fault.RIGHTS:
             # The role's rights say more than the table at which it failed.
-            self._stop_publishing(self._publishes_not or str(error))
+            self._stop_publishing(self._why_not_published or str(error))
         elif error.fault is Fault.DATA and len(batch) > 1:
             for each in batch:
                 self._publish(database, [each])
@@ -257,15 +257,15 @@ class Worker:
             raise error
 
     def _stop_publishing(self, why: str) -> None:
-        if not self._publishes_not:
+        if not self._why_not_published:
             _log.warning("team: nothing is published: %s", why)
-        self._publishes_not = why
+        self._why_not_published = why
         self._publishing_pauses.failed()
 
     def _publish_again(self) -> None:
-        if self._publishes_not:
+        if self._why_not_published:
             _log.info("team: records are published again")
-        self._publishes_not = ""
+        self._why_not_published = ""
         self._publishing_pauses.succeeded()
 
     def _linger(self) -> float | None:
@@ -281,11 +281,11 @@ class Worker:
     def _note_success(self) -> None:
         if self._problem:
             _log.info("team: %s answers again", self.url)
-        elif self._asked_at is None:
+        elif self._answered_at is None:
             _log.info("team: %s answers", self.url)
         self._pauses.succeeded()
         self._problem, self._failing_since = "", None
-        self._asked_at, self._used = time.time(), self._clock()
+        self._answered_at, self._used = time.time(), self._clock()
 
     def _note_failure(self, error: TeamError) -> None:
         self._pauses.failed()

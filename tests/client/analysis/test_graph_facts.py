@@ -58,9 +58,9 @@ def test_outputs_that_depend_on_atomic_sums_are_known_of_each_partition() -> Non
     facts = facts_of(compiled)
 
     assert facts is not None
-    assert facts.unsteady == {1}
+    assert facts.nondeterministic == {1}
     maps = [PartitionMap((), ((0,),)), PartitionMap((), ((), (1,)))]
-    assert [facts.of_partition(maps, number).unsteady for number in range(2)] == [frozenset(), {1}]
+    assert [facts.of_partition(maps, number).nondeterministic for number in range(2)] == [frozenset(), {1}]
 
 
 @pytest.mark.parametrize(("is_repeatable", "mutated"), [(True, (1,)), (True, ()), (False, (1,))])

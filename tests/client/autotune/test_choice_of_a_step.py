@@ -180,7 +180,7 @@ class Relocating:
     refusal = why_refused = None
     refused_for_good = is_awaited = False
     kernels = None
-    prepared = 0
+    one_time_work = 0
     recording_us = 0.0
 
     def __init__(self, run: Callable[[], None]) -> None:

@@ -32,7 +32,7 @@ class Partition:
     ) -> None:
         self.machine = machine
         self.kernels_us = kernels_us
-        self.prepared = 0
+        self.one_time_work = 0
         self.ran: list[Deployment] = []
         self._makes_at = makes_at
         self.emptied_before: list[int] = []
@@ -45,7 +45,7 @@ class Partition:
         number = self.ran.count(GRAPH)
         self.ran.append(GRAPH)
         makes = number < 2 or number in self._makes_at
-        self.prepared += makes
+        self.one_time_work += makes
         self.machine.submit(RECORDING_US if makes else self.graph_us, self.gpu_us)
         return "graph"
 

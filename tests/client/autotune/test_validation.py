@@ -54,7 +54,7 @@ class Relocating:
     def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
         self._makes_at = makes_at
         self._run = run
-        self._calls = self.prepared = 0
+        self._calls = self.one_time_work = 0
 
     @property
     def run(self) -> Relocating:
@@ -64,7 +64,7 @@ class Relocating:
         makes = self._calls in self._makes_at
         if self._run is not None:
             return self._run(inputs)
-        self.prepared += makes
+        self.one_time_work += makes
         Clock.times_us = {GRAPH: 1000.0 if makes else 100.0}
         self._calls += 1
         return "relocated"
@@ -205,7 +205,7 @@ def test_a_call_within_a_timed_one_is_not_timed() -> None:
             other.join()
         return "as decided elsewhere"
 
-    case.checked._candidates.relocate._run = run  # type: ignore[attr-defined]
+    case.checked._candidates.recordings._run = run  # type: ignore[attr-defined]
     case.calls(1)
 
     assert seen == ["as decided elsewhere"] * (TWICE + 1)

@@ -167,6 +167,6 @@ def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert not compiled_graph.may_be_recorded_whole(without, 1)
     assert compiled_graph.may_be_recorded_whole(with_vouching, 1)
-    assert compiled_graph.only_kernels(without).reason == Reason(
+    assert compiled_graph.decision_without_graph(without).reason == Reason(
         ReasonCode.CUSTOM_OPERATORS, "tested::scaled"
     )

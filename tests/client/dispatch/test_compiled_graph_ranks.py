@@ -248,7 +248,9 @@ def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: 
 
     assert leader.report.summary()["deployed"]["GRAPH"] == 1
     assert other.report.summary()["deployed"] == {"KERNELS": 1, "GRAPH": 0}
-    assert other.report.summary()["reasons"] == {"ranks: GRAPH was decided, and cannot be had here": 1}
+    assert other.report.summary()["reasons"] == {
+        "ranks: the group chose GRAPH, which this rank cannot run": 1
+    }
     assert other.report.counts["spooled"] == 0
 
 

@@ -112,8 +112,8 @@ def test_tensors_without_elements_are_the_same() -> None:
         (0.1, [torch.zeros(2, dtype=torch.float8_e4m3fn)], None),
         (0.2, [torch.zeros(2, dtype=torch.bfloat16)], "by 20 % of its largest value"),
         (2e3, [torch.zeros(2, dtype=torch.bfloat16)], "by over 1000 % of its largest value"),
-        (float("nan"), [torch.zeros(2, dtype=torch.bfloat16)], "in what are numbers"),
-        (float("inf"), [torch.zeros(2, dtype=torch.bfloat16)], "in what are numbers"),
+        (float("nan"), [torch.zeros(2, dtype=torch.bfloat16)], "in where it has NaN or infinity"),
+        (float("inf"), [torch.zeros(2, dtype=torch.bfloat16)], "in where it has NaN or infinity"),
     ],
 )
 def test_how_far_values_may_differ_goes_by_the_coarsest_type_of_the_graph(
@@ -146,7 +146,9 @@ def test_numbers_that_are_none_agree_with_their_like() -> None:
     for place, value in ((0, 1.0), (1, -float("inf")), (4, float("nan"))):
         wrong = right.clone()
         wrong[place] = value
-        assert str(one_output(wrong, right)) == "verification: output 0 differs in what are numbers"
+        assert (
+            str(one_output(wrong, right)) == "verification: output 0 differs in where it has NaN or infinity"
+        )
 
 
 def test_other_values_and_counts_are_compared() -> None:

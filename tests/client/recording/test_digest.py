@@ -145,7 +145,7 @@ def test_an_output_that_differs_in_bits_is_kept_by_the_next_recording(
 def test_an_output_that_may_differ_in_bits_is_kept_by_the_first_recording(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = case.made(Noise(1e-5, monkeypatch).adding(case), GraphFacts(unsteady=frozenset({0})))
+    run = case.made(Noise(1e-5, monkeypatch).adding(case), GraphFacts(nondeterministic=frozenset({0})))
     for _ in range(5):
         run([case.floats(*[1.0] * SIZE)])
 
@@ -191,10 +191,12 @@ def on_host(case: Case, by_digests: None, monkeypatch: pytest.MonkeyPatch) -> li
     return made
 
 
-@pytest.mark.parametrize("unsteady", [frozenset[int](), frozenset({0})], ids=["digests", "an output is kept"])
+@pytest.mark.parametrize(
+    "nondeterministic", [frozenset[int](), frozenset({0})], ids=["digests", "an output is kept"]
+)
 @pytest.mark.parametrize("why", ["donated", "overwritten"])
 def test_inputs_that_are_written_in_place_have_their_values_when_kernels_run(
-    case: Case, on_host: list[Any], unsteady: frozenset[int], why: str
+    case: Case, on_host: list[Any], nondeterministic: frozenset[int], why: str
 ) -> None:
     seen = list[Any]()
 
@@ -209,7 +211,7 @@ def test_inputs_that_are_written_in_place_have_their_values_when_kernels_run(
         written=written,
         donated=written if why == "donated" else nothing,
         overwritten=written if why == "overwritten" else nothing,
-        unsteady=unsteady,
+        nondeterministic=nondeterministic,
     )
     run = case.made(body, facts)
     total = case.floats(0, 0)

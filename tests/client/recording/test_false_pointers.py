@@ -21,9 +21,9 @@ from pygraphd.client.recording.false_pointers import (
     false_addresses,
     moved_spans,
 )
-from pygraphd.client.replay.graph_exec import InputGroup
 from pygraphd.client.replay.node_params import Parameters
 from pygraphd.client.replay.relocation_table import SegmentRange, Span, find, scan
+from pygraphd.client.replay.segments import InputGroup
 from tests.support.recording_case import Case, add
 
 if TYPE_CHECKING:

@@ -54,9 +54,9 @@ def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: 
     helper.prepare(path.parents[2])
     run, prepared = case.make(add), []
     for _ in range(6):
-        before = run.prepared
+        before = run.one_time_work
         assert run([case.floats(1, 2), case.floats(3, 4)])[0].tolist() == [4, 6]
-        prepared.append(run.prepared - before)
+        prepared.append(run.one_time_work - before)
 
     assert prepared == [0, 1, 1, 1, 1, 0]  # at last a capture
     assert case.report.fallbacks == {recordings.NOT_YET: 1, recordings.HELPER_IS_COMING: 3}
@@ -229,7 +229,7 @@ def test_a_graph_with_an_input_that_no_node_shows_is_refused_for_good(case: Case
     assert results == [([10.0 * i, 1.0], [2.0 * i] * 2) for i in range(5)]
     case.expect(captured=0)
     assert case.recorder.captures == 2  # the first might have been chance
-    told = "verification: output 0 differs in what are numbers"
+    told = "verification: output 0 differs in where it has NaN or infinity"
     assert case.report.fallbacks == {recordings.NOT_YET: 1, told: 4}
     assert run.refused_for_good
 
@@ -357,9 +357,9 @@ def test_it_says_which_calls_have_prepared_what_later_ones_have(case: Case) -> N
 
     prepared = []
     for _ in range(8):
-        before = run.prepared
+        before = run.one_time_work
         run([a, b, 4])
-        prepared.append(run.prepared != before)
+        prepared.append(run.one_time_work != before)
 
     assert prepared == [False, True] + [False] * 6
 

@@ -317,14 +317,13 @@ def test_a_profile_that_begins_while_an_executable_is_made_counts(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay = copied(recorder)
-    assert replay._executables is not None
     instantiate = recorder.emulator.driver.instantiate
 
     def interrupted(*given: Any) -> int:
         profiling._profiles.were_prepared = True  # by another thread
         return instantiate(*given)
 
-    monkeypatch.setattr(replay._executables._driver, "instantiate", interrupted)
+    monkeypatch.setattr(recorder.emulator.driver, "instantiate", interrupted)
     replay([recorder.floats(1, 2)])
 
     assert not replay.can_launch_profiled

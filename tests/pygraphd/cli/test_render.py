@@ -222,16 +222,22 @@ def test_a_running_status_says_since_when() -> None:
     ("state", "text"),
     [
         ({}, "not asked yet; 0 records queued"),
-        ({"asked_at": 940.0, "queued": 1}, "asked 1m ago; 1 record queued"),
+        ({"answered_at": 940.0, "queued": 1}, "asked 1m ago; 1 record queued"),
         (
-            {"asked_at": 700.0, "failing_since": 880.0, "problem": "refused", "retry_s": 30.0, "queued": 12},
+            {
+                "answered_at": 700.0,
+                "failing_since": 880.0,
+                "problem": "refused",
+                "retry_s": 30.0,
+                "queued": 12,
+            },
             "not usable for 2m: refused; tried again in 30s; 12 records queued",
         ),
         (
-            {"asked_at": 999.0, "publishes_not": "the role may only read", "queued": 9, "dropped": 2},
+            {"answered_at": 999.0, "why_not_published": "the role may only read", "queued": 9, "dropped": 2},
             "asked 1s ago; nothing is published: the role may only read; 9 records queued; 2 dropped",
         ),
-        ({"asked_at": 999.0, "queue_problem": "disk full"}, "asked 1s ago; 0 records queued; disk full"),
+        ({"answered_at": 999.0, "queue_problem": "disk full"}, "asked 1s ago; 0 records queued; disk full"),
     ],
 )
 def test_the_state_of_a_team_is_one_line(state: dict[str, Any], text: str) -> None:

@@ -61,7 +61,7 @@ def test_a_hit_says_who_measured_it_and_what_was_compared() -> None:
         "source       looked up in the cache",
         "cache        the same, decided 2d ago by uid 1000",
         "measured     KERNELS, GRAPH: 2d ago on host-a by uid 1000, pygraphd 0.1.0",
-        "DEPLOYMENT  SAMPLES     COST us    HOST us  GPU us  HIDDEN",
+        "DEPLOYMENT  SAMPLES     COST us    HOST us  GPU us  GPU BUSY",
         "KERNELS          12  100.0 ±1.0  50.0 ±0.5    40.0  25%",
         "GRAPH            12   60.0 ±1.0  50.0 ±0.5    40.0  25%",
     ]

@@ -62,5 +62,5 @@ def test_zero_begins_anew(locations: Locations, capsys: pytest.CaptureFixture[st
 def test_columns_are_those_that_are_known() -> None:
     counts = {**dict.fromkeys(Counters.__slots__, 0), "since": 100.0}
     first, second, *_ = statistics_text(Statistics(counts, counts), now=160.0).splitlines()
-    assert first.split() == ["SINCE", "START", "SINCE", "EVER"]
+    assert first.split() == ["SINCE", "START", "ALL", "TIME"]
     assert second.split() == ["counted", "for", "1m", "1m"]
