@@ -57,7 +57,9 @@ def test_of_a_disputed_decision_it_is_told_whose_it_was(
 
     finished, _ = trained(session, 2 * ENOUGH)
 
-    assert told(finished) == {("measured", "cost_differs", f"GRAPH 50.0 us {THEIRS}")}
+    assert told(finished) == {
+        ("measured", "cost_differs", f"GRAPH 50.0 us of host time, 50.0 us on the GPU {THEIRS}")
+    }
     assert finished.report.counts["disputed"] == 3
 
 
@@ -71,7 +73,9 @@ def test_a_program_that_ends_before_it_has_measured_anew_says_what_was_claimed(
     ended.close()
 
     assert ended.report.counts["disputed"] == 3
-    assert told(ended) == {("unfinished", "cost_differs", f"GRAPH 50.0 us {THEIRS}")}
+    assert told(ended) == {
+        ("unfinished", "cost_differs", f"GRAPH 50.0 us of host time, 50.0 us on the GPU {THEIRS}")
+    }
 
 
 @pytest.mark.parametrize(
