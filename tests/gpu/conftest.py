@@ -15,7 +15,7 @@ from pygraphd.client.frontend.installation import Hook
 from tests.support.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
@@ -77,6 +77,22 @@ def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     assert helper.wait(60)
     yield
     helper.forget()
+
+
+@pytest.fixture
+def graphs_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have each trial in which a GRAPH was measured choose it, whatever its times are: other programs may share the GPU."""
+    from pygraphd.schema import policy
+    from pygraphd.schema.messages import Decision, Deployment, Measurement
+    from pygraphd.schema.reasons import Reason, ReasonCode
+
+    chosen = Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER, "for a test"), policy.POLICY_VERSION)
+
+    def decide(measurements: Sequence[Measurement]) -> Decision:
+        has_graph = any(each.deployment is Deployment.GRAPH for each in measurements)
+        return chosen if has_graph else policy.decide(measurements)
+
+    monkeypatch.setattr("pygraphd.client.autotune.partition_trial.decide", decide)
 
 
 @pytest.fixture(scope="session", autouse=True)

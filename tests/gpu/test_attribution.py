@@ -49,6 +49,7 @@ def spans(events: list[dict[str, Any]], category: str) -> list[tuple[str, float,
     return [(e["name"], e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") == category]
 
 
+@pytest.mark.usefixtures("graphs_win")
 def test_a_trace_names_forward_and_backward_over_their_kernels(watched: Watched, tmp_path: Path) -> None:
     model = torch.compile(Model().cuda())
     x = torch.randn(64, 64, device="cuda")

@@ -46,6 +46,7 @@ def sorted_on_the_cpu(x: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return (x.exp() + order).tanh() @ x
 
 
+@pytest.mark.usefixtures("graphs_win")
 @pytest.mark.parametrize("function", [scaled_by_an_input, embedded, sorted_on_the_cpu])
 def test_what_runs_on_the_gpu_is_recorded(
     watched: Watched, mode: str | None, function: Callable[..., Any]

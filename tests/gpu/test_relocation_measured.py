@@ -10,7 +10,6 @@ import torch
 
 from pygraphd.client.recording.recordings import NOT_YET, Recordings
 from pygraphd.client.recording.size_slot import Persistence, Refusal, SizeSlot
-from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +61,7 @@ def test_both_are_measured_and_the_result_is_right(watched: Watched) -> None:
     assert measured == {"KERNELS", "GRAPH"}
 
 
+@pytest.mark.usefixtures("graphs_win")
 def test_a_forward_is_recorded_beside_a_backward_that_cannot_be(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,13 +83,8 @@ def test_a_forward_is_recorded_beside_a_backward_that_cannot_be(
     assert watched.deployed() == {"GRAPH": 1, "KERNELS": 1}
 
 
-def test_what_is_deployed_stays_right(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recordings graphs win whatever is measured."""
-    from pygraphd.schema import policy
-    from pygraphd.schema.messages import Decision, Deployment
-
-    chosen = Decision(Deployment.GRAPH, Reason(ReasonCode.OTHER, "for a test"), policy.POLICY_VERSION)
-    monkeypatch.setattr("pygraphd.client.autotune.partition_trial.decide", lambda _measurements: chosen)
+@pytest.mark.usefixtures("graphs_win")
+def test_what_is_deployed_stays_right(watched: Watched) -> None:
     mine = network()
     run = torch.compile(mine, mode="reduce-overhead")
     train(run, list(mine.parameters()))
@@ -119,6 +114,7 @@ def test_plain_compile_gets_graphs_of_its_own_and_every_result_is_the_users(watc
         torch.testing.assert_close(result, mine(x), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.usefixtures("graphs_win")
 def test_a_cache_that_is_changed_in_place_is_relocated_without_a_mode(watched: Watched) -> None:
     def step(cache: torch.Tensor, x: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
         cache.index_copy_(0, position, x)
