@@ -18,7 +18,7 @@ from pygraphd.schema.sizes import parse_size, size_text
 from pygraphd.team_url import TeamUrl, read_team_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 LOG_LEVELS = ("debug", "info", "warning")
 _DEFAULTS = {
@@ -69,29 +69,58 @@ class Config:
     team_url: Setting[TeamUrl]
     shipped: Setting[str]
 
-    def __post_init__(self) -> None:
-        if self.housekeeping.value < 0.1:
-            raise UsageError(f"housekeeping ({self.housekeeping.origin}): at least 0.1 seconds")
-        if not 0.1 <= self.lease.value <= MAX_LEASE_S:
-            raise UsageError(f"lease ({self.lease.origin}): between 0.1 seconds and {MAX_LEASE_S:.0f}")
-        if 0 < self.max_size.value < MIN_SIZE:
-            raise UsageError(
-                f"max_size ({self.max_size.origin}): at least {size_text(MIN_SIZE)}, or 0 for no limit"
-            )
-
     def settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings by name, as JSON has them: without the password of a URL."""
-        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {
-            name: {"value": _plain(setting.value), "origin": setting.origin}
-            for name, setting in named.items()
-        }
+        return {field.name: _as_json(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What keeps a daemon from starting: a value that is not valid, an unknown name, a file that cannot be read. `text` names the origin."""
+
+    origin: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All settings by name, each with its value or with what is wrong with it, and all faults, those of values that another beats included."""
+
+    found: dict[str, Setting[Any] | Fault]
+    faults: tuple[Fault, ...]
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return the settings as `Config.settings` does; one that is not valid has no value, but an error."""
+        return {name: _as_json(each) for name, each in self.found.items()}
 
 
 def load_config(environ: Mapping[str, str], flags: Mapping[str, str | None]) -> Config:
     """Return the settings in force; raises UsageError naming the file, variable or flag that is wrong."""
-    sources = (_from_flags(flags), _from_environment(environ), _from_file(config_file(environ)))
-    return Config(**{name: _first(name, default, sources) for name, default in _DEFAULTS.items()})
+    made = survey(environ, flags)
+    if made.faults:
+        raise UsageError(made.faults[0].text)
+    return Config(**{name: each for name, each in made.found.items() if isinstance(each, Setting)})
+
+
+def survey(environ: Mapping[str, str], flags: Mapping[str, str | None]) -> Survey:
+    """Return the settings, be they valid or not; raises nothing."""
+    found: dict[str, Setting[Any] | Fault] = {}
+    faults: list[Fault] = []
+    for name, value, origin in _given(environ, flags, faults):
+        each: Setting[Any] | Fault
+        try:
+            each = _setting(name, value, origin)
+        except UsageError as error:
+            each = Fault(origin, str(error))
+            faults.append(each)
+        found.setdefault(name, each)
+    for name, default in _DEFAULTS.items():
+        each = found.get(name, Setting(default, "default"))
+        if isinstance(each, Setting) and (problem := _why_out_of_range(name, each)):
+            each = Fault(each.origin, problem)
+            faults.append(each)
+        found[name] = each
+    return Survey({name: found[name] for name in _DEFAULTS}, tuple(faults))
 
 
 def shipped_folder(environ: Mapping[str, str]) -> Path | None:
@@ -123,6 +152,11 @@ def variable(name: str) -> str:
     return f"{_ENVIRONMENT_PREFIX}{name.upper()}"
 
 
+def flag_variable(name: str) -> str:
+    """Return the variable in which `pygraphd start` hands an option on to the daemon that it starts, where its words must not show it."""
+    return f"{_ENVIRONMENT_PREFIX}FLAG_{name.upper()}"
+
+
 def shown(name: str, value: object) -> str:
     """Return the value of a setting for people; one of an unknown name, as another version may have, as it is."""
     if name == "team_url" and not value:
@@ -141,25 +175,40 @@ def _plain(value: object) -> object:
     return str(value) if isinstance(value, TeamUrl) else value
 
 
-def _first(name: str, default: Any, sources: tuple[Mapping[str, Setting[Any]], ...]) -> Setting[Any]:
-    return next((source[name] for source in sources if name in source), Setting(default, "default"))
+def _as_json(each: Setting[Any] | Fault) -> dict[str, Any]:
+    if isinstance(each, Fault):
+        return {"value": None, "origin": each.origin, "error": each.text}
+    return {"value": _plain(each.value), "origin": each.origin}
 
 
-def _from_flags(flags: Mapping[str, str | None]) -> dict[str, Setting[Any]]:
-    return {name: _setting(name, text, flag(name)) for name, text in flags.items() if text is not None}
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Setting[Any]]:
+def _given(
+    environ: Mapping[str, str], flags: Mapping[str, str | None], faults: list[Fault]
+) -> Iterator[tuple[str, object, str]]:
+    """Yield name, value and origin of all that is set, the strongest source first; add faults of the file."""
+    yield from ((name, text, flag(name)) for name, text in flags.items() if text is not None)
     variables = {name: variable(name) for name in _DEFAULTS}
-    return {name: _setting(name, environ[key], key) for name, key in variables.items() if environ.get(key)}
+    yield from ((name, environ[key], key) for name, key in variables.items() if environ.get(key))
+    path = config_file(environ)
+    try:
+        values = {} if path is None else _read_toml(path)
+    except UsageError as error:
+        faults.append(Fault(str(path), str(error)))
+        return
+    for name in (each for each in values if each not in _DEFAULTS):
+        known = ", ".join(_DEFAULTS)
+        faults.append(Fault(f"{path}: {name}", f"{path}: unknown setting {name!r}, known are {known}"))
+    yield from ((name, value, f"{path}: {name}") for name, value in values.items() if name in _DEFAULTS)
 
 
-def _from_file(path: Path | None) -> dict[str, Setting[Any]]:
-    values = {} if path is None else _read_toml(path)
-    for name in values:
-        if name not in _DEFAULTS:
-            raise UsageError(f"{path}: unknown setting {name!r}, known are {', '.join(_DEFAULTS)}")
-    return {name: _setting(name, value, f"{path}: {name}") for name, value in values.items()}
+def _why_out_of_range(name: str, setting: Setting[Any]) -> str | None:
+    value = setting.value
+    if name == "housekeeping" and value < 0.1:
+        return f"housekeeping ({setting.origin}): at least 0.1 seconds"
+    if name == "lease" and not 0.1 <= value <= MAX_LEASE_S:
+        return f"lease ({setting.origin}): between 0.1 seconds and {MAX_LEASE_S:.0f}"
+    if name == "max_size" and 0 < value < MIN_SIZE:
+        return f"max_size ({setting.origin}): at least {size_text(MIN_SIZE)}, or 0 for no limit"
+    return None
 
 
 def _read_toml(path: Path) -> dict[str, object]:

@@ -106,8 +106,8 @@ class Measurement:
 class Decision:
     """The deployment chosen for a graph, and why; `policy` is the version of the policy that chose.
 
-    `against` is the reason against the other deployment. A decision that is not `final` is measured again by the next program: there
-    were too few calls (`calls` has their number), measurements were too noisy, or a GRAPH was refused for a reason that may pass.
+    `against` is the reason against the other deployment. A decision that is not `final` is measured again by the next program.
+    Then there were too few calls (`calls` has their number), measurements were too noisy, or a GRAPH was refused for a reason that may pass.
     """
 
     deployment: Deployment

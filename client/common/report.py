@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 MAX_DECISIONS = 10_000
 """Decisions that a summary lists at most; further ones are only counted, so that memory is bounded."""
+OTHERS = "others"
 MAX_REASONS = 200
 """Distinct reasons that are counted apart, as they name lines of the user's code; further ones are counted together."""
 _OWNER_VARIABLE = "_PYGRAPH_SUMMARY_OWNER"
@@ -96,21 +97,16 @@ class Report:
 
     def count_failure(self, reason: str) -> None:
         """Count a failure of PyGraph, after which the user's program goes on; the first of a reason is logged."""
-        with self._lock:
-            self.failures[reason] += 1
-            is_first = self.failures[reason] == 1
-        if is_first:
+        if self._add_reason(self.failures, reason, 1) == 1:
             log.warning("%s", reason)
 
     def count_fallback(self, reason: str) -> None:
         """Count a call that ran as KERNELS although its partition is tried or deployed as GRAPH."""
-        with self._lock:
-            self.fallbacks[reason] += 1
+        self._add_reason(self.fallbacks, reason, 1)
 
     def count_left_to_torch(self, reason: str) -> None:
         """Count a compiled graph that PyTorch runs as without PyGraph."""
-        with self._lock:
-            self._left_to_torch[reason] += 1
+        self._add_reason(self._left_to_torch, reason, 1)
         log.info("a graph is left to PyTorch: %s", reason)
 
     def count_left_on_cpu(self, reason: str, times: int = 1) -> None:
@@ -125,10 +121,12 @@ class Report:
         """Count a compiled graph that is split around a host operator, which runs between the parts at each call."""
         self._add_reason(self._between_graphs, operator, 1)
 
-    def _add_reason(self, reasons: Counter[str], reason: str, times: int) -> None:
+    def _add_reason(self, reasons: Counter[str], reason: str, times: int) -> int:
+        """Add to the count of a reason, or of all others if there are too many; return the count."""
         with self._lock:
-            known = reason in reasons or len(reasons) < MAX_REASONS
-            reasons[reason if known else "others"] += times
+            key = reason if reason in reasons or len(reasons) < MAX_REASONS else OTHERS
+            reasons[key] += times
+            return reasons[key]
 
     def record_deployment(
         self,
@@ -151,10 +149,17 @@ class Report:
             if len(self._decisions) < MAX_DECISIONS:
                 self._environments[key] = environment
                 self._decisions.append(deployed)
-        log.info("%s: deployed as %s: %s (%s)", graph.name, deployment.value, text, source.value)
+        log.info(
+            "%s: deployed as %s: %s (%s, %s)",
+            graph.name,
+            deployment.value,
+            text,
+            decision.reason.code.value,
+            source.value,
+        )
 
     def _reason_key(self, text: str) -> str:
-        return text if text in self._reasons or len(self._reasons) < MAX_REASONS else "others"
+        return text if text in self._reasons or len(self._reasons) < MAX_REASONS else OTHERS
 
     def retract_deployment(self, graph: Graph, environment: Environment) -> None:
         """Undo `record_deployment` for a graph at a size that is dropped."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.weak import WeakIdKeyDictionary
 
-from pygraphd.client.analysis.graph_facts import BackwardFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.common import log
 from pygraphd.client.common.report import Report
@@ -21,6 +20,7 @@ from pygraphd.client.decisions.decision_service import DecisionService
 from pygraphd.client.decisions.ranks.process_group import COLLECTIVES_OFF, Groups
 from pygraphd.client.decisions.trust import TrustPolicy
 from pygraphd.client.dispatch.compiled_graph import CompiledGraph
+from pygraphd.client.dispatch.pair import Pair
 from pygraphd.client.dispatch.partition import Context
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.devices import Devices
@@ -37,17 +37,6 @@ SWITCHED_OFF = "PYGRAPH_RELOCATE=0"
 CANNOT_RECORD = "relocatable graphs cannot be had in this process"
 FORWARD_NOT_OURS = "its forward was compiled without PyGraph"
 _PLACE = re.compile(r"^ *# File: (.+:\d+ in .+?), code:", re.MULTILINE)
-
-
-@dataclass(slots=True, weakref_slot=True)
-class Pair:
-    """The state that a forward and its backward share; an inference graph has one of its own."""
-
-    kernel_options: tuple[tuple[str, str], ...] | None = None
-    """The options in force when the forward was compiled. A backward may be compiled at its first call, and its key must not differ."""
-    leader_graph: str | None = None
-    """The digest by which ranks elect the one that leads for both."""
-    backward: BackwardFacts = field(default_factory=BackwardFacts)
 
 
 class Runtime:
@@ -81,7 +70,7 @@ class Runtime:
             self.report.count_left_to_torch(reason)
             return None
         pair = self.pair(box)
-        graphs = fingerprint.graphs(facts, _kernel_options(pair, is_backward=facts.is_backward))
+        graphs = fingerprint.graphs(facts, pair.options_for(is_backward=facts.is_backward))
         environment = fingerprint.environment(facts.device_index)
         pair.leader_graph = pair.leader_graph or graphs[0].digest
         role = self.groups.role(pair.leader_graph, graphs, environment)
@@ -146,11 +135,3 @@ class Runtime:
             self.cache.bundle.write()
         for reason in torch_private.graph_breaks():
             self.report.count_graph_break(reason)
-
-
-def _kernel_options(pair: Pair, *, is_backward: bool) -> tuple[tuple[str, str], ...]:
-    """Return the options in force; for a backward, those of its forward."""
-    if is_backward and pair.kernel_options is not None:
-        return pair.kernel_options
-    pair.kernel_options = torch_private.kernel_options()
-    return pair.kernel_options

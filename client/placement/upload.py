@@ -62,7 +62,7 @@ def specs_text(values: Sequence[torch.Tensor]) -> str:
     )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def packs(text: str) -> tuple[Pack, ...]:
     """Return the packs of values whose specs are given as text; the operator returns one tensor for each."""
     by_type: dict[torch.dtype, list[PackedValue]] = {}

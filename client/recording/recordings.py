@@ -340,7 +340,7 @@ class Recordings:
 
     def _refuse(self, slot: SizeSlot, refusal: Refusal) -> None:
         self._report.count_fallback(refusal.reason)
-        self._log(slot, f"not recorded: {refusal.reason} (refused: {refusal.persistence.name})")
+        self._log(slot, f"not recorded: {refusal.reason} ({refusal.code.value}, {refusal.persistence.name})")
         if refusal.persistence is not Persistence.ONE_CALL:
             slot.refusal = refusal
 

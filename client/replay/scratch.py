@@ -1,7 +1,7 @@
 """The size of the scratch that a graph's recordings at several sizes allocate: the same for all.
 
-PyTorch's allocator keeps the memory of a call for the next one. If each size had scratch of a size of its own, a larger one would not
-fit into the memory that a smaller one has left, and the allocator would end up with memory for each.
+PyTorch's allocator keeps the memory of a call for the next one. Scratch of a larger size would not fit into the memory that a smaller one
+has left. So with a size for each recording, the allocator would end up with memory for each.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def delete(
 ) -> None:
     """Delete the entries named, with their measurements; an ID that names none or several deletes nothing."""
     from pygraphd.cli import render
-    from pygraphd.cli.catalogue import Catalogue, check_prefix
+    from pygraphd.cli.catalogue import check_prefix
     from pygraphd.daemon.pruning import delete_requests
 
     locations = locate()
@@ -155,9 +155,7 @@ def delete(
         if not key:
             raise UsageError("delete: an ID is empty, which would name any entry")
         check_prefix(key)
-    with Catalogue(locations.database) as catalogue:
-        ids = dict.fromkeys(map(catalogue.id_of, keys))
-    answer = _prune(locations, *delete_requests(list(ids), dry_run))
+    answer = _prune(locations, *delete_requests(_ids(locations.database, keys), dry_run))
     _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
 
 
@@ -171,9 +169,13 @@ def clear(
 ) -> None:
     """Delete all entries and measurements, those that wait in the spool too. Statistics stay: see `stats --zero`."""
     from pygraphd.cli import render
-    from pygraphd.daemon.pruning import PruneRequest
+    from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
 
     locations = locate()
+    if not _is_there_a_cache(locations):
+        nothing = PruneAnswer(0, 0, 0, dry_run)
+        _say(render.as_json(nothing.as_json()) if json else "nothing to delete")
+        return
     answer = _prune(locations, PruneRequest(dry_run=True, everything=True))
     if not dry_run:
         if answer.entries and not yes:
@@ -316,6 +318,19 @@ def _prune(locations: Locations, *requests: PruneRequest) -> PruneAnswer:
     return sum(others, first)
 
 
+def _ids(database: Path, keys: Iterable[str]) -> list[str]:
+    """Return the ids of the entries named; raises UsageError for a key that names none or several, or one that is shipped."""
+    from pygraphd.cli.catalogue import Catalogue
+    from pygraphd.cli.shipped_catalogue import check_not_shipped
+
+    with contextlib.ExitStack() as opened:
+        own = opened.enter_context(Catalogue(database)) if database.exists() else None
+        for key in keys:
+            if own is None or not own.has(key):
+                check_not_shipped(key)
+        return list(dict.fromkeys(map((own or Catalogue(database)).id_of, keys)))
+
+
 def _ask(question: str) -> None:
     """Go on if a person says yes; raises UsageError where nobody can be asked."""
     if sys.stdin is None or not sys.stdin.isatty():
@@ -335,12 +350,16 @@ def _rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
 
 
 def _check_there_is_a_cache(locations: Locations, what: str) -> None:
+    if not _is_there_a_cache(locations):
+        raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to {what}")
+
+
+def _is_there_a_cache(locations: Locations) -> bool:
     from pygraphd.daemon import control, spool
 
     if locations.database.exists() or spool.is_any_waiting(locations.spool):
-        return
-    if control.ping(locations.socket) is None:
-        raise CommandError(f"{locations.database}: there is no cache yet, so there is nothing to {what}")
+        return True
+    return control.ping(locations.socket) is not None
 
 
 def _import(locations: Locations, entries: Iterable[Portable], count: int) -> ImportAnswer:

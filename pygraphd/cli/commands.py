@@ -15,7 +15,7 @@ import typer
 from pygraphd.cli import report_commands
 from pygraphd.cli.cache_commands import cache
 from pygraphd.cli.team_commands import team
-from pygraphd.config import flag, load_config, variable
+from pygraphd.config import flag, flag_variable, load_config
 from pygraphd.errors import Exit, NotRunningError, UsageError
 from pygraphd.schema.locations import environ_elsewhere, locate
 from pygraphd.schema.version import VERSION
@@ -59,6 +59,9 @@ _TeamUrl = Annotated[
     ),
 ]
 
+# Everybody on this host can read the words of a process, and a URL may have a password.
+_HIDDEN = ("team_url",)
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -85,6 +88,8 @@ def start(
 ) -> None:
     """Start the daemon, unless it runs already."""
     flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
+    if foreground:
+        flags |= {name: os.environ.get(flag_variable(name)) for name in _HIDDEN if flags[name] is None}
     # The daemon reads them again, from another folder.
     load = functools.partial(load_config, environ_elsewhere(), flags)
     if foreground:
@@ -194,17 +199,24 @@ def systemd_units(
 
 @config_commands.command("show")
 def config_show(json: _AsJson = False) -> None:
-    """Show each setting that a daemon started now would have, and where it comes from: default, file or variable."""
+    """Show each setting that a daemon started now would have, and where it comes from; exit code 2 if one is not valid."""
     from pygraphd.cli import render
-    from pygraphd.config import config_file
+    from pygraphd.cli.output import complain
+    from pygraphd.config import config_file, survey
 
-    config = load_config(os.environ, {})
+    found = survey(os.environ, {})
     file = config_file(os.environ)
+    problems = [fault.text for fault in found.faults]
     if json:
-        answer = {"schema": 1, "file": None if file is None else str(file), "settings": config.settings()}
+        where = None if file is None else str(file)
+        answer = {"schema": 1, "file": where, "settings": found.settings(), "problems": problems}
         _say(render.as_json(answer))
     else:
-        _say(render.config_text(config, file))
+        _say(render.config_text(found, file))
+    sys.stdout.flush()
+    for problem in problems:
+        complain(f"pygraphd: {problem}")
+    raise typer.Exit(Exit.USAGE if problems else Exit.OK)
 
 
 @application.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -227,8 +239,7 @@ def _start_in_background(flags: Mapping[str, str | None]) -> None:
     from pygraphd.cli import lifecycle
 
     given = {name: text for name, text in flags.items() if text is not None}
-    # Everybody on this host can read the words of a process, and a URL may have a password.
-    variables = {variable(name): given.pop(name) for name in ("team_url",) if name in given}
+    variables = {flag_variable(name): given.pop(name) for name in _HIDDEN if name in given}
     words = [f"{flag(name)}={text}" for name, text in given.items()]
     running, started = lifecycle.start(locate(), words, variables, _say_aside)
     _say(f"{'started' if started else 'already running'} (pid {running.pid})")

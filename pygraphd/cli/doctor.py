@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.cli import status
-from pygraphd.cli.render import team_text
+from pygraphd.cli.render import plural, team_text, team_waiting_text
+from pygraphd.config import Setting, config_file, survey
 from pygraphd.schema import ownership
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from pygraphd.cli.status import Status
     from pygraphd.schema.locations import Locations
 
 TORCH = ((2, 11), (2, 15))
 """The oldest and the newest version of torch that is supported."""
 MIN_GPU_BYTES = 2**30
 MIN_DISK_BYTES = 64 * 2**20
+_START = "pygraphd start"
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs"})
 
 
@@ -46,8 +49,9 @@ def checks(locations: Locations, probed: Mapping[str, Mapping[str, Any]]) -> lis
         *_torch(probed),
         _recording(probed),
         _helper(probed.get("helper", {})),
-        *_daemon(locations),
+        *_daemon(locations, probed.get("autostart", {})),
         *_folders(locations),
+        *_config_folder(locations),
         *_devices(Path("/dev")),
         *_gpu_memory(probed.get("torch", {})),
     ]
@@ -139,21 +143,42 @@ def _helper(found: Mapping[str, Any]) -> Check:
     return Check("helper", "not compiled yet; the first program that records a graph has it compiled")
 
 
-def _daemon(locations: Locations) -> Iterator[Check]:
+def _daemon(locations: Locations, autostart: Mapping[str, Any]) -> Iterator[Check]:
     state = status.collect(locations)
     for problem in state.problems:
         yield Check("daemon", problem, 'see docs/daemon.md, "When things go wrong"')
+    if not state.running:
+        yield from _no_daemon(state, autostart)
+        return
     entries = "unknown" if state.entries is None else str(state.entries)
-    if state.running:
-        yield Check("daemon", f"{state.version} runs as pid {state.pid}, {entries} entries")
-        if (team := state.team) is not None:
-            is_well = not (team.problem or team.queue_problem)
-            yield Check("team", team_text(team), "" if is_well else 'see docs/daemon.md, "Team"')
-    elif state.spool_waiting:
-        waiting = f"not running; {state.spool_waiting} files wait in the spool"
-        yield Check("daemon", waiting, "pygraphd start")
-    else:
-        yield Check("daemon", f"not running, {entries} entries; a program starts one when it needs it")
+    yield Check("daemon", f"{state.version} runs as pid {state.pid}, {entries} entries")
+    if (team := state.team) is not None:
+        is_well = not (team.problem or team.queue_problem)
+        yield Check("team", team_text(team), "" if is_well else 'see docs/daemon.md, "Team"')
+
+
+def _no_daemon(state: Status, autostart: Mapping[str, Any]) -> Iterator[Check]:
+    settings = survey(os.environ, {})
+    for fault in settings.faults:
+        remedy = 'correct or remove it: see docs/daemon.md, "Settings"'
+        yield Check("daemon", f"cannot be started: {fault.text}", remedy)
+    if state.spool_waiting:
+        waiting = f"not running; {plural(state.spool_waiting, 'file waits', 'files wait')} in the spool"
+        yield Check("daemon", waiting, _START)
+    elif not settings.faults:
+        entries = "unknown" if state.entries is None else str(state.entries)
+        yield Check("daemon", f"not running, {entries} entries{_who_starts_one(autostart)}")
+    if state.team_waiting:
+        has_team = isinstance(url := settings.found["team_url"], Setting) and url.value
+        yield Check("team", team_waiting_text(state), _START if has_team else "")
+
+
+def _who_starts_one(autostart: Mapping[str, Any]) -> str:
+    if "why_not" not in autostart:
+        return ""  # the probe could not tell
+    if reason := autostart["why_not"]:
+        return f"; no program starts one here ({reason}), `{_START}` does"
+    return "; a program starts one when it needs it"
 
 
 def _folders(locations: Locations) -> Iterator[Check]:
@@ -185,6 +210,24 @@ def _folder(name: str, folder: Path, mounts: Iterable[tuple[str, str]]) -> Itera
         yield Check(
             name, f"{folder}{'' if there == folder else ' will be made'}, {free / 2**30:.1f} GiB free"
         )
+
+
+def _config_folder(locations: Locations) -> Iterator[Check]:
+    """Check the folder of the configuration file, which is only read, unless it is one of the other folders."""
+    name, file = "config folder", config_file(os.environ)
+    if file is None or (folder := file.parent) in {locations.runtime, locations.cache}:
+        return
+    if not ownership.is_there(folder):
+        yield Check(name, f"there is no {folder}, so there are no settings in a file")
+        return
+    # A link is followed, as the daemon does: the settings of many users are links to a folder of theirs.
+    owners = {ownership.ROOT, os.geteuid()}
+    if (problem := ownership.why_not_private(folder.resolve(), owners)) is not None:
+        yield Check(name, problem, "as it says: who may write there chooses the daemon's settings")
+    elif not os.access(folder, os.R_OK | os.X_OK):
+        yield Check(name, f"{folder}: you may not look into it", f"chmod u+rx {folder}")
+    else:
+        yield Check(name, str(folder))
 
 
 def _mounts() -> list[tuple[str, str]]:

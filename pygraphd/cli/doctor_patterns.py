@@ -130,6 +130,11 @@ RULES = (
     ),
     _rule("the daemon", _FAILED, "^daemon", "pygraphd start; without one, results wait in the spool"),
     _rule(
+        "the bundle", _FAILED, "^bundle",
+        "see that the folder named there, or that of PYGRAPH_BUNDLE, can be read and written, on a disk with room. Programs work without it; a "
+        "file that is not valid is written anew by the next program that decides its graph",
+    ),
+    _rule(
         "other reasons", f"{_CALLS} {_DECIDED} {_FAILED}", "", "docs/limits.md lists what cannot be captured, and what to do",
     ),
 )  # fmt: skip

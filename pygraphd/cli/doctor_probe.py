@@ -1,4 +1,4 @@
-"""The stages of `pygraphd doctor` that need torch. They run in a Python of their own: commands do not import torch, and a driver may hang.
+"""The stages of `pygraphd doctor` that need torch or the client. They run in a Python of their own: commands import neither, and a driver may hang.
 
 Each stage prints one line of JSON, so that a time limit tells the stage that hung.
 """
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 PROBE_S = 120.0
 """Seconds for all stages; importing torch from a cold network disk takes half a minute."""
-STAGES = ("driver", "torch", "hook", "recording", "helper")
+STAGES = ("driver", "torch", "hook", "recording", "helper", "autostart")
+"""The first one has the error if Python cannot be run."""
 
 _PROBE = """
 import ctypes, json, os, shutil, sysconfig
@@ -64,6 +65,14 @@ def helper():
     why = found if isinstance(found, str) else ""
     return {"path": str(path), "state": state, "why": why, "compiler": compiler, "headers": headers.exists(), "include": str(headers.parent)}
 
+def autostart():
+    from pygraphd.client.decisions import daemon_start
+    from pygraphd.client.frontend import settings
+    name = settings.READONLY
+    is_readonly = settings.read(os.environ).readonly
+    return {"why_not": f"{name}={os.environ[name]}" if is_readonly else daemon_start.why_not(os.environ)}
+
+stage("autostart", autostart)  # first: no driver hangs there
 for name, find in (("driver", driver), ("torch", gpus), ("hook", hook), ("recording", recording), ("helper", helper)):
     stage(name, find)
 """

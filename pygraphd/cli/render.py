@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pygraphd.cli.catalogue import CachedEntry, EntryDetails
     from pygraphd.cli.status import Process, Status
-    from pygraphd.config import Config
+    from pygraphd.config import Survey
     from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer
     from pygraphd.daemon.rederiving import RederiveAnswer
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 _DIGITS = 12
 MAX_GRAPHS_SHOWN = 3
+NOT_VALID = "not valid"
+"""Stands for the value of a setting that has none."""
 SHIPPED_TEXT = "shipped"
 """Stands for the hits of an entry that came with the package, which `pygraphd stats` counts, and for who decided."""
 _HEADER = (
@@ -144,8 +146,16 @@ def status_text(status: Status) -> str:
         facts.extend(("process", _process(each)) for each in status.processes)
         if status.processes_left_out:
             facts.append(("process", f"and {status.processes_left_out} more"))
+    elif status.team_waiting:
+        facts.append(("team", team_waiting_text(status)))
     facts.extend(("problem", text) for text in status.problems)
     return pairs(facts)
+
+
+def team_waiting_text(status: Status) -> str:
+    """Return in one line how many records wait for a team while no daemon runs."""
+    waiting = plural(status.team_waiting, "record waits", "records wait")
+    return f"{waiting} to be published; a daemon with a team does so when it runs"
 
 
 def team_text(team: TeamState, now: float | None = None) -> str:
@@ -442,11 +452,23 @@ def _setting(name: str, setting: dict[str, object]) -> str:
     return f"{shown(name, setting['value'])} ({setting['origin']})"
 
 
-def config_text(config: Config, file: Path | None) -> str:
-    """Return the settings in force, each with its origin and the variable that sets it."""
+def config_text(found: Survey, file: Path | None) -> str:
+    """Return the settings, each with its origin and the variable that sets it; one that is not valid is marked."""
     rows = [
-        (name, shown(name, setting["value"]), setting["origin"], variable(name))
-        for name, setting in config.settings().items()
+        (
+            name,
+            NOT_VALID if "error" in setting else shown(name, setting["value"]),
+            setting["origin"],
+            variable(name),
+        )
+        for name, setting in found.settings().items()
     ]
-    found = "no home, so no file" if file is None else f"{file}{'' if file.exists() else ' (does not exist)'}"
-    return f"{table(('SETTING', 'VALUE', 'ORIGIN', 'VARIABLE'), rows)}\n\nfile: {found}"
+    where = "no home, so no file" if file is None else f"{file}{_whether_there(file)}"
+    return f"{table(('SETTING', 'VALUE', 'ORIGIN', 'VARIABLE'), rows)}\n\nfile: {where}"
+
+
+def _whether_there(file: Path) -> str:
+    try:
+        return "" if file.exists() else " (does not exist)"
+    except OSError:
+        return " (cannot be read)"

@@ -131,11 +131,15 @@ def _in_step(counts: Iterable[float]) -> int:
 
 @dataclass(frozen=True)
 class Report:
-    """The rows of a program, the longest in a step first, and its summary. `problem`: why the cache could not be asked; empty if it was."""
+    """The rows of a program, the longest in a step first, and its summary.
+
+    `problem`: why the cache could not be asked; empty if it was. `target`: the word that names the summary to commands; empty: the newest one.
+    """
 
     rows: tuple[Row, ...]
     summary: Summary
     problem: str = ""
+    target: str = ""
 
     @property
     def compared(self) -> list[Row]:
@@ -236,13 +240,14 @@ class Report:
         }
 
 
-def report(summary: Summary, locations: Locations) -> Report:
-    """Return the report of a summary. Costs that it does not have are those of cache and spool, if these can be read."""
+def report(summary: Summary, locations: Locations, target: str = "") -> Report:
+    """Return the report of a summary, which `target` names. Costs that it does not have are those of cache and spool, if these can be read."""
     try:
         with open_catalogues(locations, spool.state(locations.spool).waiting) as catalogues:
-            return Report(_rows(summary, explain_summary(summary, *catalogues)), summary)
+            return Report(_rows(summary, explain_summary(summary, *catalogues)), summary, target=target)
     except (OSError, CommandError) as error:
-        return Report(_rows(summary, explain_summary(summary)), summary, f"the cache cannot be read: {error}")
+        problem = f"the cache cannot be read: {error}"
+        return Report(_rows(summary, explain_summary(summary)), summary, problem, target)
 
 
 def _rows(summary: Summary, explanations: Iterable[Explanation]) -> tuple[Row, ...]:

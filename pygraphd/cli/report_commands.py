@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pygraphd.cli.output import check_open, complain
 from pygraphd.errors import Exit, UsageError
+from pygraphd.schema import ownership
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
@@ -27,7 +30,9 @@ def report(
             help="A file written for PYGRAPH_SUMMARY, the process that wrote one, or the newest one.",
         ),
     ] = "last",
-    html: Annotated[str, typer.Option("--html", metavar="OUT", help="Write a page with plots.")] = "",
+    html: Annotated[
+        str, typer.Option("--html", metavar="OUT", help="Write a page with plots; -: to standard output.")
+    ] = "",
     json: _AsJson = False,
 ) -> None:
     """Report what CUDA graphs did for a program: how much of a step they hold, what they save, and what that cost."""
@@ -36,11 +41,23 @@ def report(
     from pygraphd.cli.report_text import report_text
     from pygraphd.cli.summaries import read_summary
 
+    if html == "-" and json:
+        raise UsageError("report: --html - and --json both write to standard output; give --html a file")
     locations = locate()
-    made = make_report(read_summary(summary_files.find(target, locations, os.environ)), locations)
+    source = summary_files.find(target, locations, os.environ)
+    made = make_report(read_summary(source), locations, target)
+    # A page is kept, when `last` has long become another summary.
+    page = report_html.page(dataclasses.replace(made, target=str(source))) if html else ""
+    if html == "-":
+        check_open()
+        sys.stdout.write(report_html.in_ascii(page))
+        return
     if html:
-        report_html.write(Path(html), report_html.page(made))
+        report_html.write(Path(html), page)
     sys.stdout.write(f"{render.as_json(made.as_json()) if json else report_text(made)}\n")
+    if html:
+        sys.stdout.flush()
+        complain(f"wrote {html}")
 
 
 def doctor(
@@ -87,7 +104,9 @@ def _summary_of(target: str, locations: Locations) -> Path | None:
     if target.endswith(".py"):
         if (found := summary_files.of_script(target, locations, os.environ)) is not None:
             return found
-        raise UsageError(f"{target}: has left no summary yet; run it by: pygraphd run {target}")
+        if not ownership.is_there(Path(target)):
+            raise UsageError(f"{target}: there is no such file; give the path of a script or of a summary")
+        raise UsageError(f"{target}: has left no summary yet; run it by: pygraphd run {shlex.quote(target)}")
     try:
         return summary_files.find(target or summary_files.LAST, locations, os.environ)
     except UsageError:

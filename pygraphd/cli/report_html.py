@@ -93,6 +93,11 @@ def write(path: Path, text: str) -> None:
         raise CommandError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
+def in_ascii(text: str) -> str:
+    """Return the same page for a stream of any encoding: references stand for characters beyond ASCII."""
+    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
 def _colours() -> str:
     return "\n".join(
         f".c{number} {{ fill: #{colour}; background: #{colour}; }}"

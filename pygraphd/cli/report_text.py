@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from pygraphd.cli import render
@@ -121,7 +122,8 @@ def remarks(report: Report) -> list[str]:
             "MiB: the memory that a call of a GRAPH allocates."
         )
     if any(row.reason for row in report.rows if not row.is_graph):
-        said.append("To have more kernels in graphs: pygraphd doctor SUMMARY")
+        words = shlex.join(["pygraphd", "doctor", *filter(None, [report.target])])
+        said.append(f"To have more kernels in graphs: {words}")
     if report.summary.left_out:
         said.append(f"{report.summary.left_out} more graphs are only counted in the summary")
     if report.problem:

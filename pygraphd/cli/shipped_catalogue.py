@@ -12,6 +12,7 @@ from sqlalchemy.pool import StaticPool
 from pygraphd.cli.catalogue import CachedEntry, Catalogue
 from pygraphd.config import shipped_folder
 from pygraphd.daemon import queries, tables
+from pygraphd.errors import UsageError
 from pygraphd.schema import shipped
 
 if TYPE_CHECKING:
@@ -43,6 +44,17 @@ def open_with_shipped(*databases: tuple[type[Catalogue], Path]) -> Iterator[tupl
         kinds.append((ShippedCatalogue, folder))
     with contextlib.ExitStack() as opened:
         yield tuple(opened.enter_context(kind(path)) for kind, path in kinds)
+
+
+def check_not_shipped(prefix: str) -> None:
+    """Raise UsageError if the id or graph digest of a shipped decision begins with `prefix`."""
+    with open_with_shipped() as catalogues:
+        if any(each.has(prefix) for each in catalogues):
+            folder = shipped_folder(os.environ)
+            of = "with the package" if folder == shipped.folder(shipped.PACKAGE) else f"in {folder}"
+            raise UsageError(
+                f"{prefix}: is shipped {of}, and not deleted; {shipped.VARIABLE}=0 leaves all of these out"
+            )
 
 
 def pages_of(

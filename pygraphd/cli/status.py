@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.config import shipped_folder
 from pygraphd.daemon import control, database_files, lock, spool
+from pygraphd.daemon.team import queue
 from pygraphd.daemon.team.state import TeamState
 from pygraphd.errors import CommandError
 from pygraphd.schema import offline, ownership, shipped
@@ -75,6 +76,8 @@ class Status:
     processes_left_out: int = 0
     team: TeamState | None = None
     """The state of the exchange with a team; None: there is no team, or no daemon that could tell."""
+    team_waiting: int = 0
+    """The records that wait to be published to a team, as counted without a daemon."""
 
     def as_json(self) -> dict[str, object]:
         """Return the state as `status --json` has it."""
@@ -196,9 +199,12 @@ def _without_daemon(status: Status, locations: Locations) -> Status:
     if lock.is_held(locations):
         problems.insert(0, lock.hung_text(locations))
     entries, problem = _count_entries(locations.database)
+    waiting, queue_problem = _count_for_team(locations.team_queue)
     read = shipped.load(shipped_folder(os.environ))
-    problems += [*([problem] if problem else []), *read.problems]
-    return dataclasses.replace(status, entries=entries, shipped=len(read.known), problems=problems)
+    problems += [*filter(None, (problem, queue_problem)), *read.problems]
+    return dataclasses.replace(
+        status, entries=entries, shipped=len(read.known), problems=problems, team_waiting=waiting
+    )
 
 
 def _count_entries(path: Path) -> tuple[int | None, str | None]:
@@ -217,6 +223,15 @@ def _count_entries(path: Path) -> tuple[int | None, str | None]:
             return int(entries), database_files.why_read_only(path)
     except sqlite3.Error as error:
         return None, database_files.why_unreadable(path, error)
+
+
+def _count_for_team(path: Path) -> tuple[int, str | None]:
+    try:
+        return queue.count_waiting(path), None
+    except sqlite3.Error as error:
+        return 0, f"{path}: the records that wait for a team cannot be counted: {error}"
+    except OSError:
+        return 0, None  # why, is a problem of its folder
 
 
 def _processes(told: object) -> list[Process]:

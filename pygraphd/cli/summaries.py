@@ -37,9 +37,9 @@ class Facts:
     """The facts that a process noted of one graph; None or empty: it noted nothing.
 
     `whole` is the digest of the graph without sizes, for a graph at dynamic sizes. `module` is the path of the innermost module that has
-    all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording, `launches` that
-    of the kernels that its generated code calls, `launches_between` of those between partitions, for the first one, and `memory_bytes` what a
-    replay allocates. `seen_at` and `decided_at` are seconds since the epoch.
+    all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording. `launches` is the number
+    of kernels that its generated code calls, and `launches_between`, for the first partition, of those between partitions. A replay allocates
+    `memory_bytes`. `seen_at` and `decided_at` are seconds since the epoch.
     """
 
     whole: str = ""
@@ -98,15 +98,25 @@ def is_file(target: str) -> bool:
 
     A pipe, a folder or a device is refused. A name of hexadecimal digits that is no file is taken for a graph.
     """
-    try:
-        mode = os.stat(target).st_mode  # noqa: PTH116 - to Path, "" is the current folder
-    except (OSError, ValueError):
-        return False  # not there, too long for a path, or in a folder that cannot be searched
-    if stat.S_ISREG(mode):
+    mode = _mode(target)
+    if mode is not None and stat.S_ISREG(mode):
         return True
-    if DIGITS.fullmatch(target):
-        return False
-    raise UsageError(f"{target}: is {_kind(mode)}, not a file that a program wrote for PYGRAPH_SUMMARY")
+    if not DIGITS.fullmatch(target):
+        check_absent(target)
+    return False
+
+
+def check_absent(target: str) -> None:
+    """Raise UsageError if something lies at a path that is no file, and say what it is."""
+    if (mode := _mode(target)) is not None:
+        raise UsageError(f"{target}: is {_kind(mode)}, not a file that a program wrote for PYGRAPH_SUMMARY")
+
+
+def _mode(target: str) -> int | None:
+    try:
+        return os.stat(target).st_mode  # noqa: PTH116 - to Path, "" is the current folder
+    except (OSError, ValueError):
+        return None  # not there, too long for a path, or in a folder that cannot be searched
 
 
 def _kind(mode: int) -> str:

@@ -64,6 +64,7 @@ def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
     named = [path for path in found if target.isdecimal() and target in _ends(path.name)]
     if named:
         return named[0]
+    summaries.check_absent(target)
     what = "process with this pid left a summary" if target.isdecimal() else "such file"
     raise UsageError(f"{target}: no {what}; {HOW}")
 

@@ -1,23 +1,15 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.variants import VARIANTS
 from benchmarks.workloads import STANDARD
+from tests.support.benchmark_commands import benchmarks
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def benchmarks(*arguments: str, package: str = "benchmarks") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", package, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=60, check=False
-    )
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_list_shows_every_name() -> None:

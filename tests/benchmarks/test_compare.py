@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.compare import BAD, Comparison, Verdict, compare, render
 from benchmarks.records import Record, write_result
-from tests.benchmarks.test_cli import benchmarks
+from tests.support.benchmark_commands import benchmarks
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 

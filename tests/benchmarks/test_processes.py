@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import processes
 from benchmarks.processes import last_error, run_fresh
+from tests.support.gone_processes import is_gone
 from tests.support.stepped_clock import LateOnce
 
 if TYPE_CHECKING:
@@ -73,16 +74,6 @@ def test_a_process_that_is_not_wanted_any_more_is_killed_at_once(tmp_path: Path)
     outcome = run_fresh(["-c", code], os.environ, 6000, folder=tmp_path, stop=stop)
     assert outcome.error == "killed: interrupted"
     assert is_gone(int(marker.read_text()))
-
-
-def is_gone(pid: int) -> bool:
-    for _ in range(1000):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_advice_after_an_exception_does_not_hide_it() -> None:

@@ -10,7 +10,7 @@ from benchmarks import quick
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, write_result
 from benchmarks.workloads import select_workloads
-from tests.benchmarks.test_cli import benchmarks
+from tests.support.benchmark_commands import benchmarks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,31 +9,14 @@ import pytest
 from benchmarks.coverage import Coverage
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import Figure
-from benchmarks.protocol import Answer
 from benchmarks.records import Record, check_writable, read_records, record_of, write_result
 from benchmarks.trial import TrialResult
 from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS
+from tests.support.benchmark_records import answered, record
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def answered(
-    repetition: int,
-    step_ms: list[float],
-    *,
-    compile_s: float = 9.0,
-    cold: bool = True,
-    correct: bool | None = True,
-    summary: dict[str, Any] | None = None,
-    coverage: Coverage | None = None,
-) -> TrialResult:
-    answer = Answer(
-        step_ms, [0.5], [1.5], 100.0 + repetition, compile_s, correct, "", {"gpu": "H200"},
-        coverage, str(coverage or ""),
-    )  # fmt: skip
-    return TrialResult(repetition, answer, summary, None, compiled_cold=cold, seconds=1.0)
 
 
 def failed(repetition: int, error: str) -> TrialResult:
@@ -51,10 +34,6 @@ def summary(measuring_ms: float, graphs: int) -> dict[str, Any]:
         "reasons": {},
         "fallbacks": {"sizes that had not come back yet": 2, "verification: output 1 differs": 1},
     }
-
-
-def record(*trials: TrialResult, variant: str = "default") -> Record:
-    return record_of(WORKLOADS["mlp-training"], VARIANTS[variant], trials)
 
 
 def test_figures_are_over_all_steps_of_all_repetitions() -> None:

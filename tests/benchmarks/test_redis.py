@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks.redis import Plan, measure_beside_redis
 from benchmarks.redis_server import COMMANDS, encoded, end_of
-from tests.benchmarks.test_cli import benchmarks
+from tests.support.benchmark_commands import benchmarks
+from tests.support.required import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +38,8 @@ def test_without_a_server_the_command_says_what_to_install(
 
 @pytest.mark.slow
 @pytest.mark.daemon
-@pytest.mark.skipif(not any(map(shutil.which, COMMANDS)), reason="no Redis server is installed")
 def test_both_servers_are_asked_the_same(tmp_path: Path) -> None:
+    require(COMMANDS, "TESTS_REQUIRE_REDIS")
     out = tmp_path / "redis.json"
     measure_beside_redis(Plan(clients=2, seconds=1.0, rounds=1, entries=200), out)
     records = json.loads(out.read_text())["records"]

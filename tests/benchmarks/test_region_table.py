@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.region_table import read_regions, render, ways
-from tests.benchmarks.test_cli import benchmarks
+from tests.support.benchmark_commands import benchmarks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

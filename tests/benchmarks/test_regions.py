@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.regions import DEFAULT_WAYS, Job, measure_regions
 from benchmarks.workloads import WORKLOADS
-from tests.benchmarks.test_cli import benchmarks
+from tests.support.benchmark_commands import benchmarks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

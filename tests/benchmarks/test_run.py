@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.benchmark_commands import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-ROOT = Path(__file__).resolve().parents[2]
-SMALL = ("--device", "cpu", "--warm-up", "3", "--steps", "7", "--windows", "2", "--window-steps", "3")
-
-
-def run(
-    out: Path, *arguments: str, package: str = "benchmarks"
-) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    command = [sys.executable, "-m", package, "run", *SMALL, "--out", str(out), *arguments]
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert out.exists(), done.stderr
-    return done, json.loads(out.read_text())
 
 
 def test_two_peers_twice(tmp_path: Path) -> None:

@@ -102,6 +102,42 @@ def test_a_reload_begins_and_ends_the_exchange(home: Home, nobody: str) -> None:
     home.wait_until(lambda: home.ask("GET", "/v1/stats")[1]["team"] is None)
 
 
+@pytest.mark.parametrize("command", ["start", "restart"])
+def test_a_url_that_is_given_as_an_option_is_told_to_be(home: Home, nobody: str, command: str) -> None:
+    """Over a variable that names another, after the settings were read anew, and without its password in any process's words."""
+    home.variables["PYGRAPHD_TEAM_URL"] = "postgresql+psycopg://elsewhere/team"
+    shown = nobody.replace("s3cret", "***")
+
+    def told() -> Any:
+        return home.ask("GET", "/v1/stats")[1]["settings"]["team_url"]
+
+    assert home.pygraphd(command, "--team-url", nobody).returncode == 0
+    assert told() == {"value": shown, "origin": "--team-url"}
+    assert f"{shown} (--team-url)" in home.pygraphd("status").stdout
+    peer = control.listener(home.locations.socket)
+    assert peer is not None
+    assert "s3cret" not in Path(f"/proc/{peer.pid}/cmdline").read_text()
+
+    log = home.locations.log
+    os.kill(peer.pid, 1)
+    home.wait_until(lambda: "settings read anew" in log.read_text())
+    assert told()["origin"] == "--team-url"
+
+    assert home.pygraphd("restart", "--team-url=").returncode == 0
+    assert told() == {"value": "", "origin": "--team-url"}
+
+
+def test_records_that_wait_are_told_without_a_daemon(home: Home, nobody: str) -> None:
+    home.variables["PYGRAPHD_TEAM_URL"] = nobody
+    home.start()
+    assert home.ask("POST", RECORD_PATH, encode(record_request(["a", "b"])))[0] == 200
+    assert home.pygraphd("stop").returncode == 0
+    said = home.pygraphd("status")
+    assert said.returncode == 3
+    assert "2 records wait to be published" in said.stdout
+    assert _queued(home) == 2
+
+
 def test_init_says_in_one_line_why_it_fails(home: Home, nobody: str) -> None:
     refused = home.pygraphd("team", "init", "--team-url", nobody)
     assert refused.returncode == 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Outcome, Sandbox
+    from tests.support.sandbox import Outcome, Sandbox
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 

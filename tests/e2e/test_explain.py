@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.e2e.conftest import Outcome, Sandbox
+    from tests.support.sandbox import Outcome, Sandbox
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.conftest import RUN_TIMEOUT_S
+from tests.support.sandbox import RUN_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
+    from tests.support.sandbox import Sandbox
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon]
 

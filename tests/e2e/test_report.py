@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import PROGRAM, RUN_TIMEOUT_S
+from tests.support.sandbox import PROGRAM, RUN_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from tests.e2e.conftest import Sandbox
+    from tests.support.sandbox import Sandbox
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 

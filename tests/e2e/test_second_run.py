@@ -11,7 +11,7 @@ from tests.support.home_daemons import daemons_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.e2e.conftest import Outcome, Sandbox
+    from tests.support.sandbox import Outcome, Sandbox
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon]
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import COMMAND_TIMEOUT_S
+from tests.support.sandbox import COMMAND_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.e2e.conftest import Outcome, Sandbox
+    from tests.support.sandbox import Outcome, Sandbox
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.gpu.conftest import Watched
+    from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

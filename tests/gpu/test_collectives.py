@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.gpu.test_relocation_processes import environ, ours, summary
+from tests.support.rank_processes import environ, ours, summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

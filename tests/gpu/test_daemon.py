@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.gpu.daemon_program import Training
-from tests.gpu.test_relocation_processes import ours, started, summary
 from tests.support.daemon_home import Home
+from tests.support.programs import daemon_training
+from tests.support.rank_processes import ours, started, summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
-PROGRAM = Path(__file__).with_name("daemon_program.py")
+PROGRAM = Path(daemon_training.__file__)
 WORLD = 3
 GRAPHS = 2
 """The program's: a forward and its backward."""
@@ -100,7 +100,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     """Compile the program, in a home of its own without a daemon."""
     folder = tmp_path_factory.mktemp("compiled") / "program"
     started(PROGRAM, folder, 1, lambda number: ours(folder, number))
-    training = Training()
+    training = daemon_training.Training()
     return Program(folder / "inductor", training.again(training.module))
 
 

@@ -13,7 +13,8 @@ from pygraphd.client.frontend import settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.gpu.conftest import Relocated, Watched
+    from tests.support.relocated import Relocated
+    from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

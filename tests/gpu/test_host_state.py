@@ -13,13 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pygraphd.client.recording.attention_host import WithHostState
 from pygraphd.client.recording.recordings import NOT_YET
 from pygraphd.schema.reasons import ReasonCode
-from tests.gpu.conftest import Relocated, installed
+from tests.support.relocated import Relocated, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from tests.gpu.conftest import Watched
+    from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

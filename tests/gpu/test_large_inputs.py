@@ -13,7 +13,7 @@ from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.capture import CudaRecorder
 
 if TYPE_CHECKING:
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

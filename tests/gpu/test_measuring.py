@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from tests.gpu.conftest import Watched
+    from tests.support.watched import Watched
 
 # PyTorch's own warnings depend on the machine; ours would be counted as failures.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

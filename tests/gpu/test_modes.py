@@ -14,7 +14,7 @@ from pygraphd.client.replay.replay import Replay
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Watched
+    from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

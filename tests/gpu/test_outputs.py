@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -13,7 +13,8 @@ from tests.support.placement.habits import Learned, compare
 
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
-    from tests.gpu.conftest import Relocated, Watched
+    from tests.support.relocated import Relocated
+    from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

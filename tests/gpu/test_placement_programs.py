@@ -25,7 +25,7 @@ from tests.support.placement.with_rules import with_rules
 
 if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -10,12 +10,12 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
-from tests.gpu.programs import compiled
+from tests.support.gpu_programs import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.gpu.programs import affine, compiled, warm, x
+from tests.support.gpu_programs import affine, compiled, warm, x
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from pygraphd.client.recording import comparison, pipeline, recordings, verification
-from tests.gpu.programs import compiled, x
+from tests.support.gpu_programs import compiled, x
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -64,7 +64,7 @@ def test_a_recording_that_never_agrees_is_not_used_and_leaves_nothing(
 
 def test_a_graph_with_an_input_whose_address_is_hidden_runs_as_kernels(relocated: Relocated) -> None:
     """No node shows it, and the recording reads what lay there."""
-    from tests.gpu.triton_kernels import hidden
+    from tests.support.triton_kernels import hidden
 
     run = compiled(lambda x: hidden(x) + 1)
     inputs = [x() for _ in range(10)]

@@ -14,7 +14,7 @@ from pygraphd.client.recording.size_slot import Persistence, Refusal, SizeSlot
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Watched
+    from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Moved, Relocated
+    from tests.support.relocated import Moved, Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -3,63 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE
+from tests.support.rank_processes import environ, ours, started, summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.py"
-
-
-def environ(folder: Path, **more: str) -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYGRAPHD_HOME": str(folder / "home"),
-        "PYGRAPHD_AUTOSTART": "0",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
-        **more,
-    }
-
-
-def ours(folder: Path, rank: int = 0) -> dict[str, str]:
-    return {"PYGRAPH": "1", "PYGRAPH_SUMMARY": str(folder / f"summary.{rank}")}
-
-
-def summary(folder: Path, rank: int = 0) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((folder / f"summary.{rank}").read_text())
-    print(json.dumps(read, indent=1))  # noqa: T201 - what was deployed, for whoever runs this
-    return read
-
-
-def started(program: Path, folder: Path, world: int, more: Callable[[int], dict[str, str]]) -> None:
-    """Run a program on `world` GPUs, a process each, which must come to an end."""
-    folder.mkdir()
-    processes = [
-        subprocess.Popen(
-            [sys.executable, program, str(rank), str(world), str(folder)],
-            env=environ(folder, **more(rank)),
-        )
-        for rank in range(world)
-    ]
-    try:
-        assert [process.wait(110) for process in processes] == [0] * world
-    finally:
-        for process in processes:
-            process.kill()  # what waits for a rank that has failed
 
 
 def ranks(folder: Path, world: int, more: Callable[[int], dict[str, str]]) -> list[list[float]]:

@@ -10,10 +10,10 @@ import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE, LayoutMismatch
 from pygraphd.client.recording import recordings
-from tests.gpu.programs import affine, compiled, losses, network, warm, x
+from tests.support.gpu_programs import affine, compiled, losses, network, warm, x
 
 if TYPE_CHECKING:
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

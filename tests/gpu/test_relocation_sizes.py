@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from pygraphd.client.recording import recordings
-from tests.gpu.programs import affine
+from tests.support.gpu_programs import affine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tests.gpu.conftest import Relocated, Watched
+    from tests.support.relocated import Relocated
+    from tests.support.watched import Watched
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

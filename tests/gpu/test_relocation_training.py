@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.utils.deterministic
 
-from tests.gpu.programs import compiled, network, warm
+from tests.support.gpu_programs import compiled, network, warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -11,7 +11,7 @@ from pygraphd.client.recording import stand_ins
 from pygraphd.client.recording.false_pointers import UNDECIDABLE
 
 if TYPE_CHECKING:
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -40,7 +40,7 @@ class Edge:
 
 
 def run(edge: Edge) -> None:
-    from tests.gpu.operators import leading
+    from tests.support.users_operators import leading
 
     compiled = torch.compile(lambda x: leading(x, 16) * 2, mode="reduce-overhead", dynamic=False)
     for _ in range(CALLS):

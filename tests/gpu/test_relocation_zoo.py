@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.gpu.conftest import Moved, Relocated
+    from tests.support.relocated import Moved, Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
@@ -296,7 +296,7 @@ def test_recurrent_layers_taken_apart(moved: Moved) -> None:
 
 
 def test_a_recurrent_layer_of_cudnn(moved: Moved) -> None:
-    from tests.gpu.operators import lstm
+    from tests.support.users_operators import lstm
 
     call(
         lambda *values: lstm(*values) * 2,
@@ -351,7 +351,7 @@ def test_attention_without_a_backward(moved: Moved, backend: SDPBackend, dropout
 
 
 def test_a_users_triton_kernel(moved: Moved) -> None:
-    from tests.gpu.triton_kernels import doubled
+    from tests.support.triton_kernels import doubled
 
     call(lambda x: doubled(x) + 1, randn(1000))
 
@@ -360,7 +360,7 @@ def test_a_users_triton_kernel(moved: Moved) -> None:
 
 
 def test_copies_and_memsets(moved: Moved) -> None:
-    from tests.gpu.operators import copied
+    from tests.support.users_operators import copied
 
     call(lambda x: copied(x.sin()) + 1, randn(1000))
 
@@ -371,7 +371,7 @@ def test_copies_and_memsets(moved: Moved) -> None:
 
 def test_a_copy_of_two_dimensions_is_right_and_not_silently_launched(relocated: Relocated) -> None:
     """The driver is said to refuse to move one once it is in an executable."""
-    from tests.gpu.operators import first_columns
+    from tests.support.users_operators import first_columns
 
     run = torch.compile(lambda x: first_columns(x, 5) * 2, mode="reduce-overhead", dynamic=False)
     kept = [randn(40, 33) for _ in range(CALLS)]
@@ -390,7 +390,7 @@ def test_a_copy_of_two_dimensions_is_right_and_not_silently_launched(relocated: 
 def test_a_users_cuda_kernel(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils import cpp_extension
 
-    from tests.gpu.operators import tripled
+    from tests.support.users_operators import tripled
 
     if cpp_extension.CUDA_HOME is None:
         monkeypatch.setattr(
@@ -404,7 +404,7 @@ def test_a_users_cuda_kernel(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_users_operator_in_cpp(moved: Moved, tmp_path: Path) -> None:
-    from tests.gpu.operators import affine_in_cpp
+    from tests.support.users_operators import affine_in_cpp
 
     if shutil.which(os.environ.get("CXX", "g++")) is None or shutil.which("ninja") is None:
         pytest.skip("it needs a C++ compiler and ninja")

@@ -20,7 +20,7 @@ from pygraphd.client.recording.result_check import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [
     pytest.mark.gpu,
@@ -145,6 +145,7 @@ def test_a_graph_that_serves_is_checked_and_goes_on(relocated: Relocated) -> Non
     for _ in range(CALLS):
         compiled(randn(64, 64))
     check_at_once(relocated)
+    began_s = time.monotonic()
     affine(randn(64, 64))  # cuBLAS takes a workspace for good, and a capture has given its own back
     before = torch.cuda.memory_allocated()
     for _ in range(2 * CALLS_UNTIL_READ):
@@ -156,7 +157,7 @@ def test_a_graph_that_serves_is_checked_and_goes_on(relocated: Relocated) -> Non
     assert counts["wrong_results"] == 0
     assert dict(relocated.report.failures) == {}
     recorder = relocated.made[0]._recorder
-    assert recorder.next_check_at > time.monotonic() + 0.5 * PRESUMED_S / SHARE  # the next one waits its time
+    assert recorder.next_check_at >= began_s + PRESUMED_S / SHARE  # the next one waits its time
     assert len(relocated.made[0].replays) == 1
     assert torch.cuda.memory_allocated() <= before + (1 << 20)
 

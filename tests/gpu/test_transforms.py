@@ -12,7 +12,7 @@ from pygraphd.client.replay.node_params import TABLES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.gpu.conftest import Relocated
+    from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

@@ -1,4 +1,4 @@
-"""Makes `benchmarks` and `tools` importable: neither is installed, and the repository's root must not be on sys.path for them."""
+"""Makes `benchmarks` and `tools` importable, neither of which is installed, and has what the lab's tests share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.conftest import cores, load_package
+from tests.support.cores import cores
 from tests.support.emulator import allocator, emulator, emulator_library, recorder
 from tests.support.native import compiled_helper, helper_of_all, loaded_helper
+from tests.support.repository import load_package
 
 __all__ = [
     "allocator",
@@ -21,6 +22,7 @@ __all__ = [
     "recorder",
 ]  # fixtures
 
+load_package("benchmarks")
 load_package("tools")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks import processes
 from benchmarks.errors import BenchmarkError
-from tests.benchmarks.test_processes import is_gone
+from tests.support.gone_processes import is_gone
 from tests.support.stepped_clock import LateOnce, Ticking
 from tools.lab.campaign import (
     GRACE_S,

@@ -23,7 +23,7 @@ from pygraphd.schema.messages import (
 )
 from pygraphd.schema.portable import Portable
 from pygraphd.schema.reasons import Reason, ReasonCode
-from tests.lab.command import lab
+from tests.support.benchmark_commands import lab
 from tools.lab import decisions
 from tools.lab.campaign_steps import DECISIONS
 from tools.lab.decisions import DISAGREE, NOT_MEASURED, NOT_ON_A_GPU, NOT_SURE, choose, gather, read_export

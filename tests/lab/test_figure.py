@@ -15,7 +15,7 @@ from benchmarks.records import Record, record_of, write_result
 from benchmarks.trial import TrialResult
 from benchmarks.variants import VARIANTS
 from benchmarks.workloads import WORKLOADS
-from tests.lab.command import lab
+from tests.support.benchmark_commands import lab
 from tools.lab.figure import COLOURS, draw, medians
 
 if TYPE_CHECKING:

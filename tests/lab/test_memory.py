@@ -14,6 +14,7 @@ import pytest
 from benchmarks.processes import Outcome
 from benchmarks.region_table import read_regions
 from benchmarks.workloads import WORKLOADS
+from tests.support.allocator_stats import stats
 from tools.lab import memory
 from tools.lab.memory_marks import Reading, most, over_steps, reading
 from tools.lab.memory_table import render
@@ -23,16 +24,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 MB = 1 << 20
-
-
-def stats(reserved: int, allocated: int, most_reserved: int, most_allocated: int) -> dict[str, int]:
-    """Return what `torch.cuda.memory_stats` says of this, as far as it is looked at."""
-    return {
-        "reserved_bytes.all.current": reserved,
-        "allocated_bytes.all.current": allocated,
-        "reserved_bytes.all.peak": most_reserved,
-        "allocated_bytes.all.peak": most_allocated,
-    }
 
 
 def test_points_of_several_steps_are_the_most_and_what_they_differ_by() -> None:

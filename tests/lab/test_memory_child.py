@@ -15,7 +15,7 @@ from benchmarks.step import Step
 from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from tests.lab.test_memory import stats
+from tests.support.allocator_stats import stats
 from tools.lab.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
 from tools.lab.memory_table import render
 

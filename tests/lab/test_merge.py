@@ -10,9 +10,8 @@ import pytest
 
 from benchmarks.records import read_records, write_result
 from benchmarks.region_table import read_regions
-from tests.benchmarks.test_cli import benchmarks
-from tests.benchmarks.test_records import answered, record
-from tests.lab.command import lab
+from tests.support.benchmark_commands import benchmarks, lab
+from tests.support.benchmark_records import answered, record
 
 if TYPE_CHECKING:
     from pathlib import Path

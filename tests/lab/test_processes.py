@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import processes
 from benchmarks.processes import Outcome
-from tests.benchmarks.test_processes import is_gone
+from tests.support.gone_processes import is_gone
 from tests.support.stepped_clock import LateOnce
 from tools.lab.processes import run_logged
 

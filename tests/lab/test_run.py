@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.test_run import ROOT, SMALL, run
+from tests.support.benchmark_commands import SMALL, run
+from tests.support.repository import ROOT
 from tools.lab.decisions import read_export
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

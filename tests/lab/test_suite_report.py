@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import Figure
 from benchmarks.records import Record, write_result
-from tests.lab.test_report import cells, checkout
+from tests.support.result_pages import cells, checkout
 from tools.lab.merge import merge
 from tools.lab.report import pages, performance
 from tools.lab.suite_report import readme_suites

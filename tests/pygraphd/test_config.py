@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pygraphd.config import Setting, config_file, load_config, shown, variable
+from pygraphd.config import Fault, Setting, config_file, load_config, shown, survey, variable
 from pygraphd.errors import Exit, UsageError
 
 
@@ -137,3 +137,25 @@ def test_a_bad_limit_is_named(environ: dict[str, str], name: str, text: str, mes
 )
 def test_a_value_is_shown_in_its_unit(name: str, value: object, text: str) -> None:
     assert shown(name, value) == text
+
+
+def test_a_survey_has_what_is_valid_and_all_that_is_not(environ: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("lease = 'x'\nfoo = 1\nmax_size = 5\nlog = 'debug'")
+    made = survey(environ | {"PYGRAPHD_IDLE_EXIT": "soon", "PYGRAPHD_LEASE": "30"}, {})
+
+    assert made.found["log"] == Setting("debug", f"{file}: log")
+    assert made.found["lease"] == Setting(30.0, "PYGRAPHD_LEASE")  # what it beats is a fault all the same
+    assert made.found["housekeeping"] == Setting(60.0, "default")
+    assert isinstance(made.found["idle_exit"], Fault)
+    assert [fault.origin for fault in made.faults] == [
+        "PYGRAPHD_IDLE_EXIT",
+        f"{file}: foo",
+        f"{file}: lease",
+        f"{file}: max_size",
+    ]
+    assert made.settings()["max_size"] == {
+        "value": None,
+        "origin": f"{file}: max_size",
+        "error": f"max_size ({file}: max_size): at least 1 MB, or 0 for no limit",
+    }

@@ -177,14 +177,17 @@ def be_on(host: str, session: Runtime) -> None:
 
 def trained(session: Runtime, steps: int, host: str | None = None) -> tuple[Runtime, list[tuple[Any, Any]]]:
     """Train in a process of its own, so to say; of another host if one is named."""
-    each, box = Runtime(session.locations), BoxedDeviceIndex(0)
+    each = Runtime(session.locations)
     if host is not None:
         be_on(host, each)
-    models = (
-        compile_once(each, 2, backward=False, box=box),
-        compile_once(each, 1, backward=True, box=box),
-    )
-    return each, run(*models, steps)
+    return each, run(*compile_three(each), steps)
+
+
+def compile_three(session: Runtime) -> tuple[Compiled, Compiled]:
+    """Compile a forward of two parts and its backward of one."""
+    box = BoxedDeviceIndex(0)
+    forward = compile_once(session, 2, backward=False, box=box)
+    return forward, compile_once(session, 1, backward=True, box=box)
 
 
 def compile_pair(session: Runtime) -> tuple[Compiled, Compiled]:

@@ -9,9 +9,9 @@ import pytest
 
 from pygraphd.daemon.team import migrating
 from pygraphd.team_url import TeamUrl
-from tests.benchmarks.conftest import load_package
 from tests.support import postgres as support
 from tests.support.postgres import Postgres
+from tests.support.repository import load_package
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.team import OTHER, PUBLISHER, QUICK, READER, STRANGER, Member, TeamDatabase
 

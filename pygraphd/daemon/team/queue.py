@@ -201,6 +201,17 @@ class Queue:
             self._connection = None
 
 
+def count_waiting(path: Path) -> int:
+    """Return the number of records that wait in the file of a daemon that does not run, and change nothing; raises OSError, sqlite3.Error."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    with contextlib.closing(offline.connect(path)) as connection:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        return int(connection.execute("SELECT count(*) FROM waiting").fetchone()[0]) if version else 0
+
+
 _TABLE = f"""
 CREATE TABLE IF NOT EXISTS waiting (
     place INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, uid INTEGER NOT NULL, entry TEXT NOT NULL

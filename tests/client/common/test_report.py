@@ -120,15 +120,28 @@ def test_the_summary_has_the_facts_of_each_graph(monkeypatch: pytest.MonkeyPatch
     assert whole["seen_at"] <= sized["seen_at"] <= sized["decided_at"]
 
 
-def test_reasons_that_name_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Since they name lines of the user's code, sizes or errors."""
     monkeypatch.setattr(report, "MAX_REASONS", 2)
     made = report.Report()
     for line in (1, 2, 3, 1, 4):
-        made.count_left_on_cpu(f"model.py:{line}")
-        made.count_graph_break(f"model.py:{line}")
+        for count in (
+            made.count_left_on_cpu,
+            made.count_graph_break,
+            made.count_failure,
+            made.count_fallback,
+            made.count_left_to_torch,
+        ):
+            count(f"model.py:{line}")
 
     expected = {"model.py:1": 2, "model.py:2": 1, "others": 2}
-    assert [made.summary()[name] for name in ("left_on_cpu", "graph_breaks")] == [expected] * 2
+    names = ("left_on_cpu", "graph_breaks", "failures", "fallbacks", "left_to_torch")
+    assert [made.summary()[name] for name in names] == [expected] * len(names)
+    assert [each.getMessage() for each in caplog.records if each.levelname == "WARNING"] == [
+        "model.py:1",
+        "model.py:2",
+        "model.py:3",
+    ]
 
 
 def test_a_job_that_never_stops_compiling_only_counts_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

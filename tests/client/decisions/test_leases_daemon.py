@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.decisions import leases
 from pygraphd.client.frontend.runtime import Runtime
-from tests.support.compiled import ENOUGH, compile_once, relocating, run, session, sources
+from tests.support.compiled import ENOUGH, compile_three, relocating, run, session, sources
 from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
@@ -32,15 +31,14 @@ pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("pa
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
 GRAPHS = 3
 TIMEOUT_S = 120.0
-# Begins to measure the graphs that `models` makes, says so, ends that when it is told to, and lives on.
+# Begins to measure the graphs that `compile_three` makes, says so, ends that when it is told to, and lives on.
 MEASURER = """
 import sys
 import pytest
 import torch._inductor.config as inductor_config
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.frontend.runtime import Runtime
-from tests.client.decisions.test_leases_daemon import models
-from tests.support.compiled import ENOUGH, pretend_there_is_a_gpu, run
+from tests.support.compiled import ENOUGH, compile_three, pretend_there_is_a_gpu, run
 from tests.support.patience import be_patient
 
 patch = pytest.MonkeyPatch()
@@ -48,21 +46,13 @@ pretend_there_is_a_gpu(patch)
 be_patient(patch)
 with inductor_config.patch({"triton.cudagraphs": True}):
     session = Runtime()
-    graphs = models(session)
+    graphs = compile_three(session)
     run(*graphs, partition_trial.WARM_UP_CALLS + 3)
     print(*session.report.failures, session.report.counts["waited"], flush=True)
     run(*graphs, ENOUGH if sys.stdin.readline() else 0)
     print(session.report.counts["recorded"], flush=True)
 sys.stdin.read()
 """
-
-
-def models(told: Runtime) -> tuple[Any, Any]:
-    box = BoxedDeviceIndex(0)
-    return (
-        compile_once(told, 2, backward=False, box=box),
-        compile_once(told, 1, backward=True, box=box),
-    )
 
 
 @pytest.fixture
@@ -121,7 +111,7 @@ def measurer(home: Home) -> Iterator[subprocess.Popen[str]]:
 def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
     home: Home, measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
-    graphs = models(session)
+    graphs = compile_three(session)
     assert home.ask("GET", "/v1/stats")[1]["leases"] == GRAPHS
 
     waiting = run(*graphs, ENOUGH)
@@ -146,10 +136,10 @@ def test_what_was_measured_after_a_measurers_death_is_known_to_the_next(
     measurer.kill()
     measurer.wait(TIMEOUT_S)
 
-    run(*models(session), ENOUGH)
+    run(*compile_three(session), ENOUGH)
     told = Runtime(session.locations)
 
-    assert run(*models(told), 3) == [CAPTURED] * 3
+    assert run(*compile_three(told), 3) == [CAPTURED] * 3
     assert (session.report.counts["waited"], session.report.counts["measured"]) == (0, GRAPHS)
     assert (told.report.counts["hits"], told.report.counts["measured"]) == (GRAPHS, 0)
     assert home.ask("GET", "/v1/stats")[1]["records"] == GRAPHS
@@ -161,7 +151,7 @@ def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
 ) -> None:
     assert measurer.stdin is not None
     assert measurer.stdout is not None
-    graphs = models(session)
+    graphs = compile_three(session)
 
     waiting = run(*graphs, ENOUGH)
     measurer.stdin.write("go on\n")
@@ -184,7 +174,7 @@ def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
 def test_who_does_not_call_any_more_but_lives_is_waited_for(
     measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
-    steps = run(*models(session), 3 * ENOUGH)
+    steps = run(*compile_three(session), 3 * ENOUGH)
 
     assert measurer.poll() is None
     assert steps == [LAUNCHED] * 3 * ENOUGH
@@ -196,7 +186,7 @@ def test_who_does_not_call_any_more_but_lives_is_waited_for(
 def test_who_does_not_call_any_more_is_waited_for_no_longer_than_its_lease(
     home: Home, measurer: subprocess.Popen[str], session: Runtime
 ) -> None:
-    graphs = models(session)
+    graphs = compile_three(session)
 
     run_until(session, graphs, "recorded")
 

@@ -18,7 +18,8 @@ from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions.leases import PendingGraph
-from pygraphd.client.frontend.runtime import Pair, Runtime, _kernel_options
+from pygraphd.client.dispatch.pair import Pair
+from pygraphd.client.frontend.runtime import Runtime
 from pygraphd.client.replay.native import build
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.schema.keys import Environment
@@ -171,11 +172,11 @@ def test_a_backward_has_its_forwards_options(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch_private, "kernel_options", lambda: now["options"])
     pair, other = Pair(), Pair()
 
-    forward = _kernel_options(pair, is_backward=False)
+    forward = pair.options_for(is_backward=False)
     now["options"] = (("a", "2"),)
 
-    assert _kernel_options(pair, is_backward=True) == forward == (("a", "1"),)
-    assert _kernel_options(other, is_backward=True) == (("a", "2"),)
+    assert pair.options_for(is_backward=True) == forward == (("a", "1"),)
+    assert other.options_for(is_backward=True) == (("a", "2"),)
 
 
 def test_a_pair_goes_with_the_box_of_its_graphs(session: Runtime) -> None:

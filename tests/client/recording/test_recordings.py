@@ -391,9 +391,9 @@ def test_what_becomes_of_a_recording_is_logged(case: Case, caplog: pytest.LogCap
         "forward abc at 1: recording",
         "forward abc at 1: recorded and verified: 1 nodes",
         "forward abc at 3: recording",
-        f"forward abc at 3: not recorded: {differs} (refused: ONE_CALL)",
+        f"forward abc at 3: not recorded: {differs} (results_differ, ONE_CALL)",
         "forward abc at 3: recording",
-        f"forward abc at 3: not recorded: {differs} (refused: PERMANENT)",
+        f"forward abc at 3: not recorded: {differs} (results_differ, PERMANENT)",
     ]
 
 

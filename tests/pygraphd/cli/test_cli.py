@@ -19,23 +19,21 @@ from pygraphd.daemon import control, exchange
 from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.store import Store
 from pygraphd.errors import CommandError
-from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import Ping, encode
 from pygraphd.schema.version import VERSION
+from tests.support.cli_command import locations, pygraphd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from typing import TextIO
 
+    from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import RecordRequest
     from pygraphd.schema.portable import ImportRequest
 
 
-@pytest.fixture
-def locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Locations:
-    monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
-    return locate()
+__all__ = ["locations"]  # a fixture
 
 
 @pytest.fixture
@@ -46,15 +44,8 @@ def filled(locations: Locations, make_request: Callable[..., RecordRequest]) -> 
     return locations
 
 
-def _pygraphd(*words: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert isinstance(caught.value.code, int)
-    return int(caught.value.code)
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("--version") == 0
+    assert pygraphd("--version") == 0
     assert capsys.readouterr().out == f"pygraphd {VERSION}\n"
     assert __version__ == VERSION
 
@@ -79,13 +70,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_understood_is_a_usage_error(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _pygraphd(*words) == 2
+    assert pygraphd(*words) == 2
     assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [(), ("cache",)])
 def test_no_command_prints_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd(*words) == 2
+    assert pygraphd(*words) == 2
     captured = capsys.readouterr()
     assert "Usage: pygraphd" in captured.out + captured.err
 
@@ -103,13 +94,13 @@ def test_no_command_prints_help(words: tuple[str, ...], capsys: pytest.CaptureFi
     ],
 )
 def test_each_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd(*words, "--help") == 0
+    assert pygraphd(*words, "--help") == 0
     assert "Usage: pygraphd" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("words", [(), ("run",), ("cache", "prune"), ("config", "show")])
 def test_h_is_help(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd(*words, "-h") == 0
+    assert pygraphd(*words, "-h") == 0
     assert "Usage: pygraphd" in capsys.readouterr().out
 
 
@@ -122,29 +113,12 @@ def test_a_shell_completes_commands(
         ("COMP_CWORD", "2"),
     ):
         monkeypatch.setenv(name, value)
-    assert _pygraphd() == 0
+    assert pygraphd() == 0
     assert capsys.readouterr().out.split() == ["explain", "export"]
 
 
-def test_each_setting_is_shown_with_its_origin(
-    locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = locations.runtime / "config.toml"
-    file.write_text("max_unused = '1w'")
-    monkeypatch.setenv("PYGRAPHD_MAX_SIZE", "1GB")
-    assert _pygraphd("config", "show") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["max_size", "1", "GB", "PYGRAPHD_MAX_SIZE", "PYGRAPHD_MAX_SIZE"] in lines
-    assert ["max_unused", "7d", f"{file}:", "max_unused", "PYGRAPHD_MAX_UNUSED"] in lines
-    assert ["lease", "1m", "default", "PYGRAPHD_LEASE"] in lines
-    assert lines[-1] == ["file:", str(file)]
-    assert _pygraphd("config", "show", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["settings"]["max_size"] == {"value": 10**9, "origin": "PYGRAPHD_MAX_SIZE"}
-
-
 def test_not_running_is_code_3(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("status", "--json") == 3
+    assert pygraphd("status", "--json") == 3
     status = json.loads(capsys.readouterr().out)
     expected: dict[str, object] = {
         "schema": 1,
@@ -157,14 +131,14 @@ def test_not_running_is_code_3(locations: Locations, capsys: pytest.CaptureFixtu
     }
     assert expected.items() <= status.items()
     assert (status["socket"], status["database"]) == (str(locations.socket), str(locations.database))
-    assert _pygraphd("stop") == 3
+    assert pygraphd("stop") == 3
     assert capsys.readouterr().err == "pygraphd: pygraphd is not running\n"
 
 
 def test_inspect(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("cache", "inspect") == 0
+    assert pygraphd("cache", "inspect") == 0
     assert len(capsys.readouterr().out.splitlines()) == 4
-    assert _pygraphd("cache", "inspect", "--json", "--gpu", "a100") == 0
+    assert pygraphd("cache", "inspect", "--json", "--gpu", "a100") == 0
     listing = json.loads(capsys.readouterr().out)
     assert [entry["gpu"] for entry in listing["entries"]] == ["NVIDIA A100"]
     assert listing["schema"] == 1
@@ -199,16 +173,16 @@ def _without_ages(line: str) -> list[str]:
 
 
 def test_inspect_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("cache", "inspect") == 0
+    assert pygraphd("cache", "inspect") == 0
     assert "does not exist yet" in capsys.readouterr().out
-    assert _pygraphd("cache", "inspect", "--json") == 0
+    assert pygraphd("cache", "inspect", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"schema": 1, "entries": []}
     assert not locations.database.exists()
 
 
 def _ids(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
     """Return the ids of the entries by GPU."""
-    assert _pygraphd("cache", "inspect", "--json") == 0
+    assert pygraphd("cache", "inspect", "--json") == 0
     ids: dict[str, list[str]] = {}
     for entry in json.loads(capsys.readouterr().out)["entries"]:
         ids.setdefault(entry["gpu"], []).append(entry["id"])
@@ -220,13 +194,13 @@ def test_delete_takes_the_entries_named_and_no_other(
 ) -> None:
     ids = _ids(capsys)
     (first, kept), (other,) = ids["NVIDIA H200"], ids["NVIDIA A100"]
-    assert _pygraphd("cache", "delete", first[:20], "--dry-run") == 0
+    assert pygraphd("cache", "delete", first[:20], "--dry-run") == 0
     assert capsys.readouterr().out == "would delete 1 entry and 2 measurements\n"
     for bad in ("", "zz", "0" * 64):
-        assert _pygraphd("cache", "delete", first, bad) == 2
+        assert pygraphd("cache", "delete", first, bad) == 2
         assert capsys.readouterr().err
     assert sum(map(len, _ids(capsys).values())) == 3
-    assert _pygraphd("cache", "delete", first[:20], other, first) == 0
+    assert pygraphd("cache", "delete", first[:20], other, first) == 0
     assert "deleted 2 entries and 4 measurements" in capsys.readouterr().out
     assert _ids(capsys) == {"NVIDIA H200": [kept]}
 
@@ -239,20 +213,20 @@ def test_clear_asks_and_leaves_nothing_behind_that_would_come_back(
 ) -> None:
     filled.spool.mkdir()
     (filled.spool / "1.json").write_bytes(encode(make_request("waits")))
-    assert _pygraphd("cache", "clear") == 2
+    assert pygraphd("cache", "clear") == 2
     assert "to delete 4 entries and 8 measurements, which is all in " in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdin", _Answering("n\n"))
-    assert _pygraphd("cache", "clear") == 1
+    assert pygraphd("cache", "clear") == 1
     assert "nothing was deleted" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdin", _Answering("y\n"))
-    assert _pygraphd("cache", "clear") == 0
+    assert pygraphd("cache", "clear") == 0
     captured = capsys.readouterr()
     assert "delete 4 entries and 8 measurements, which is all in" in captured.err
     assert captured.out.startswith("deleted 4 entries and 8 measurements")
     assert _ids(capsys) == {}
     assert list(filled.spool.iterdir()) == []
     for arguments in ((), ("--yes",)):
-        assert _pygraphd("cache", "clear", *arguments) == 0
+        assert pygraphd("cache", "clear", *arguments) == 0
         assert capsys.readouterr().out.startswith("deleted 0 entries")
 
 
@@ -268,33 +242,33 @@ def test_what_can_be_in_no_cache_is_a_usage_error_also_without_one(
     locations: Locations, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     for word in ("zzz", "/no/such/file"):
-        assert _pygraphd("cache", command, word) == 2
+        assert pygraphd("cache", command, word) == 2
         assert f"{word}: " in (said := capsys.readouterr().err)
         assert "no entry has an id or graph that begins so; see: pygraphd cache inspect" in said
-    assert _pygraphd("cache", command, "abc") == 1
+    assert pygraphd("cache", command, "abc") == 1
     assert "there is no cache yet" in capsys.readouterr().err
     assert not locations.database.exists()
 
 
 def test_show(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    _pygraphd("cache", "inspect", "--json")
+    pygraphd("cache", "inspect", "--json")
     entry = json.loads(capsys.readouterr().out)["entries"][0]
-    assert _pygraphd("cache", "show", entry["id"][:10], "--json") == 0
+    assert pygraphd("cache", "show", entry["id"][:10], "--json") == 0
     assert json.loads(capsys.readouterr().out)["graph"] == entry["graph"]
-    assert _pygraphd("cache", "show", entry["graph"][:10]) == 0
+    assert pygraphd("cache", "show", entry["graph"][:10]) == 0
     assert entry["id"] in capsys.readouterr().out
-    assert _pygraphd("cache", "show", "zzz") == 2
+    assert pygraphd("cache", "show", "zzz") == 2
     assert "no entry has an id or graph" in capsys.readouterr().err
 
 
 def test_explain(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    _pygraphd("cache", "inspect", "--json", "--gpu", "a100")
+    pygraphd("cache", "inspect", "--json", "--gpu", "a100")
     graph = json.loads(capsys.readouterr().out)["entries"][0]["graph"]
-    assert _pygraphd("cache", "explain", graph[:10], "--json") == 0
+    assert pygraphd("cache", "explain", graph[:10], "--json") == 0
     assert [each["graph"] for each in json.loads(capsys.readouterr().out)["graphs"]] == [graph]
-    assert _pygraphd("cache", "explain", graph[:10]) == 0
+    assert pygraphd("cache", "explain", graph[:10]) == 0
     assert "GRAPH            12  100.0 ±1.5     90.0    80.0  25%" in capsys.readouterr().out
-    assert _pygraphd("cache", "explain", __file__) == 2
+    assert pygraphd("cache", "explain", __file__) == 2
     assert "test_cli.py: is no summary that can be explained" in capsys.readouterr().err
 
 
@@ -303,55 +277,67 @@ def test_explain_of_a_pipe(locations: Locations, capsys: pytest.CaptureFixture[s
     pipe = locations.database.with_name("pipe")
     os.mkfifo(pipe)
 
-    assert _pygraphd("cache", "explain", str(pipe)) == 2
+    assert pygraphd("cache", "explain", str(pipe)) == 2
     assert capsys.readouterr().err.endswith(
         "pipe: is a pipe, not a file that a program wrote for PYGRAPH_SUMMARY\n"
     )
 
 
 def test_explain_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("cache", "explain", "ab") == 1
+    assert pygraphd("cache", "explain", "ab") == 1
     assert "there is no cache yet" in capsys.readouterr().err
     assert not locations.database.exists()
 
 
 def test_prune_without_a_filter_is_refused(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("cache", "prune") == 2
+    assert pygraphd("cache", "prune") == 2
     assert "give --older-than 30d, --gpu NAME, or both" in capsys.readouterr().err
-    assert _pygraphd("cache", "prune", "--older-than", "soon") == 2
+    assert pygraphd("cache", "prune", "--older-than", "soon") == 2
     assert "--older-than: 'soon' is no length of time" in capsys.readouterr().err
 
 
 def test_prune_without_a_daemon(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("cache", "prune", "--gpu", "H200", "--dry-run", "--json") == 0
+    assert pygraphd("cache", "prune", "--gpu", "H200", "--dry-run", "--json") == 0
     dry = json.loads(capsys.readouterr().out)
     assert dry == {"schema": 1, "entries": 2, "measurements": 4, "freed_bytes": 0, "dry_run": True}
-    assert _pygraphd("cache", "prune", "--gpu", "H200") == 0
+    assert pygraphd("cache", "prune", "--gpu", "H200") == 0
     assert "deleted 2 entries and 4 measurements" in capsys.readouterr().out
-    _pygraphd("cache", "inspect", "--json")
+    pygraphd("cache", "inspect", "--json")
     assert len(json.loads(capsys.readouterr().out)["entries"]) == 1
 
 
 def test_prune_of_nothing_makes_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("cache", "prune", "--gpu", "H200") == 1
+    assert pygraphd("cache", "prune", "--gpu", "H200") == 1
     assert "there is no cache yet" in capsys.readouterr().err
+    assert not locations.database.exists()
+
+
+@pytest.mark.parametrize("words", [(), ("--yes",), ("--dry-run",)])
+def test_clear_of_nothing_is_done_at_once_and_makes_nothing(
+    locations: Locations, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert pygraphd("cache", "clear", *words) == 0
+    assert capsys.readouterr().out == "nothing to delete\n"
+    assert pygraphd("cache", "clear", *words, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["entries"], answer["dry_run"]) == (0, "--dry-run" in words)
     assert not locations.database.exists()
 
 
 def test_rederive_without_a_daemon(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     # GRAPH took as long as KERNELS in all of them.
-    assert _pygraphd("cache", "rederive", "--dry-run", "--json") == 0
+    assert pygraphd("cache", "rederive", "--dry-run", "--json") == 0
     dry = json.loads(capsys.readouterr().out)
     assert dry["changed"] == [{"before": "GRAPH", "after": "KERNELS", "entries": 3}]
     assert (dry["schema"], dry["entries"], dry["dry_run"]) == (1, 3, True)
-    assert _pygraphd("cache", "rederive") == 0
+    assert pygraphd("cache", "rederive") == 0
     assert "GRAPH -> KERNELS  3" in capsys.readouterr().out
-    assert _pygraphd("cache", "rederive") == 0
+    assert pygraphd("cache", "rederive") == 0
     assert "unchanged   3" in capsys.readouterr().out
 
 
 def test_rederive_of_nothing_makes_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _pygraphd("cache", "rederive") == 1
+    assert pygraphd("cache", "rederive") == 1
     assert "there is no cache yet, so there is nothing to derive anew" in capsys.readouterr().err
     assert not locations.database.exists()
 
@@ -363,7 +349,7 @@ def test_a_database_of_a_newer_version_is_not_derived_anew(
     connection.execute("PRAGMA user_version=99")
     connection.close()
     content = filled.database.read_bytes()
-    assert _pygraphd("cache", "rederive") == 1
+    assert pygraphd("cache", "rederive") == 1
     assert "upgrade pygraphd" in capsys.readouterr().err
     assert filled.database.read_bytes() == content
 
@@ -372,11 +358,11 @@ def test_a_daemon_that_cannot_import_is_named(
     filled: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "known.jsonl"
-    assert _pygraphd("cache", "export", str(file)) == 0
+    assert pygraphd("cache", "export", str(file)) == 0
     older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "rederive", "import"))
     monkeypatch.setattr(control, "ping", lambda path: older)
     capsys.readouterr()
-    assert _pygraphd("cache", "import", str(file)) == 1
+    assert pygraphd("cache", "import", str(file)) == 1
     assert capsys.readouterr().err == (
         "pygraphd: the daemon is version 0.0.9, which cannot import for this one; run: pygraphd restart\n"
     )
@@ -389,7 +375,7 @@ def test_a_lock_that_cannot_be_made_is_told(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writing, "acquire", full)
-    assert _pygraphd("cache", "rederive") == 1
+    assert pygraphd("cache", "rederive") == 1
     assert capsys.readouterr().err == (
         f"pygraphd: {filled.lock}: cannot be locked: No space left on device; set PYGRAPHD_HOME to a folder of yours\n"
     )
@@ -400,7 +386,7 @@ def test_a_daemon_that_cannot_derive_is_named(
 ) -> None:
     older = Ping("pygraphd", "0.0.9", 1, 1, ("lookup", "record", "rederive", "import"))
     monkeypatch.setattr(control, "ping", lambda path: older)
-    assert _pygraphd("cache", "rederive") == 1
+    assert pygraphd("cache", "rederive") == 1
     assert capsys.readouterr().err == (
         "pygraphd: the daemon is version 0.0.9, which cannot derive decisions anew for this one; run: pygraphd restart\n"
     )
@@ -443,9 +429,9 @@ def test_an_import_that_ends_early_says_how_far_it_came(
     with Store(filled.database) as store:
         store.record(make_request(*map(str, range(80))), uid=0)
     file = tmp_path / "known.jsonl"
-    assert _pygraphd("cache", "export", str(file)) == 0
+    assert pygraphd("cache", "export", str(file)) == 0
     monkeypatch.setattr(writing, "writing", lambda _: contextlib.nullcontext(_FullAfterOne()))
-    assert _pygraphd("cache", "import", str(file)) == 1
+    assert pygraphd("cache", "import", str(file)) == 1
     assert capsys.readouterr().err.splitlines() == [
         "wrote 83 entries",
         "pygraphd: the disk is full; 64 of 83 entries had been gone through: import the file again",
@@ -461,53 +447,5 @@ def test_a_closed_stream_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stdout" if code == 1 else "stdin", None)
-    assert _pygraphd("cache", *words) == code
+    assert pygraphd("cache", *words) == code
     assert capsys.readouterr().err.endswith("is closed\n")
-
-
-def test_a_bad_configuration_is_a_usage_error(
-    locations: Locations, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (locations.runtime / "config.toml").write_text("idle_exit = 'x'")
-    assert _pygraphd("start") == 2
-    assert "config.toml: idle_exit: 'x' is no length of time" in capsys.readouterr().err
-    assert _pygraphd("start", "--idle-exit", "never") == 2
-    assert "--idle-exit: 'never'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["start", "restart", "status"])
-def test_a_setting_that_keeps_the_daemon_from_starting_is_named(
-    locations: Locations,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-) -> None:
-    monkeypatch.setenv("PYGRAPHD_LEASE", "foo")
-    assert _pygraphd(command) == 2
-    captured = capsys.readouterr()
-    assert captured.err == (
-        "pygraphd: PYGRAPHD_LEASE: 'foo' is no length of time: give seconds, or 30m, 12h, 30d, 4w\n"
-    )
-    assert ("not running" in captured.out) == (command == "status")  # it still says the rest
-    assert _pygraphd("stop") == 3
-    assert _pygraphd("cache", "inspect") == 0
-
-
-def test_the_settings_here_are_no_concern_of_a_daemon_that_runs(
-    locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYGRAPHD_LEASE", "foo")
-    monkeypatch.setattr(control, "ping", lambda path: Ping("pygraphd", VERSION, 1, 1, ()))
-    monkeypatch.setattr(
-        control, "stats", lambda path: {"settings": {"lease": {"value": 60.0, "origin": "default"}}}
-    )
-    assert _pygraphd("status", "--json") == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["settings"]["lease"]["origin"] == "default"
-    assert captured.err == ""
-
-
-def test_a_folder_open_to_others_is_refused(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
-    locations.runtime.chmod(0o777)
-    assert _pygraphd("start") == 1
-    assert "others can write to it" in capsys.readouterr().err

@@ -12,13 +12,19 @@ from pygraphd.cli.doctor import Check, checks
 from pygraphd.cli.doctor_patterns import findings
 from pygraphd.cli.doctor_text import findings_text
 from pygraphd.cli.summaries import Facts, Summary
+from pygraphd.client.decisions import daemon_start
+from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import Deployment, Kind
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
+from tests.support.cli_command import pygraphd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from pygraphd.schema.messages import RecordRequest
 
 SOUND: dict[str, dict[str, Any]] = {
     "driver": {"status": 0, "cuda": "13.0"},
@@ -80,6 +86,107 @@ def test_a_folder_that_others_may_write_to_is_found(locations: Locations) -> Non
     assert any("chmod 700" in each.found for each in to_do(locations) if each.name == "runtime folder")
 
 
+@pytest.mark.parametrize("where", ["file", "variable"])
+def test_what_keeps_the_daemon_from_starting_is_said(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    if where == "file":
+        (locations.runtime / "config.toml").write_text("foo = 1")
+    else:
+        monkeypatch.setenv("PYGRAPHD_IDLE_EXIT", "soon")
+
+    (check,) = to_do(locations)
+
+    said = {"file": "config.toml: unknown setting 'foo'", "variable": "PYGRAPHD_IDLE_EXIT: 'soon'"}
+    assert check.found.startswith("cannot be started: ")
+    assert said[where] in check.found
+    assert "Settings" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("autostart", "said"),
+    [
+        ({"why_not": None}, "not running, 0 entries; a program starts one when it needs it"),
+        (
+            {"why_not": "CI is set"},
+            "not running, 0 entries; no program starts one here (CI is set), `pygraphd start` does",
+        ),
+        ({"error": "no answer within 120 s"}, "not running, 0 entries"),
+    ],
+)
+def test_who_starts_the_daemon_is_said(locations: Locations, autostart: dict[str, Any], said: str) -> None:
+    made = checks(locations, SOUND | {"autostart": autostart})
+
+    assert [(each.found, each.is_ok) for each in made if each.name == "daemon"] == [(said, True)]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {},
+        {"PYGRAPHD_AUTOSTART": "0"},
+        {"PYGRAPHD_AUTOSTART": "1", "SLURM_JOB_ID": "7"},
+        {"SLURM_JOB_ID": "7"},
+        {"PYGRAPH_READONLY": "1", "PYGRAPHD_AUTOSTART": "1"},
+    ],
+)
+def test_the_rule_of_programs_is_the_one_that_is_told(tmp_path: Path, variables: dict[str, str]) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('it must not be needed')\n")
+    expected = "PYGRAPH_READONLY=1" if "PYGRAPH_READONLY" in variables else daemon_start.why_not(variables)
+
+    found = doctor_probe.probe({"PYTHONPATH": str(tmp_path)} | variables)
+
+    assert found["autostart"] == {"why_not": expected}
+
+
+@pytest.mark.parametrize(
+    ("variables", "remedy"),
+    [({}, ""), ({"PYGRAPHD_TEAM_URL": "postgresql+psycopg://h/team"}, "pygraphd start")],
+)
+def test_records_that_wait_for_a_team_are_told(
+    locations: Locations,
+    make_request: Callable[..., RecordRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    remedy: str,
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    queue = Queue(locations.team_queue)
+    queue.put(publications(make_request("a"), uid=0, now=1000.0))
+    queue.close()
+
+    (check,) = (each for each in checks(locations, SOUND) if each.name == "team")
+
+    assert check.found.startswith("1 record waits to be published")
+    assert check.remedy == remedy
+
+
+def test_the_folder_of_the_settings_is_looked_at_if_it_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYGRAPHD_HOME", raising=False)
+    for name, place in {"XDG_CONFIG_HOME": "c", "XDG_CACHE_HOME": "k", "XDG_RUNTIME_DIR": "r"}.items():
+        monkeypatch.setenv(name, str(tmp_path / place))
+    folder = tmp_path / "c" / "pygraphd"
+
+    def found() -> Check:
+        (check,) = (each for each in checks(locate(), SOUND) if each.name == "config folder")
+        return check
+
+    assert found() == Check("config folder", f"there is no {folder}, so there are no settings in a file")
+    assert not folder.parent.exists()
+    folder.parent.mkdir()
+    (tmp_path / "dotfiles").mkdir(mode=0o755)
+    folder.symlink_to(tmp_path / "dotfiles")
+    assert found() == Check("config folder", str(folder))
+    (tmp_path / "dotfiles").chmod(0o777)
+    assert "chmod 700" in found().found
+    assert not found().is_ok
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "c"))
+    assert not [each for each in checks(locate(), SOUND) if each.name == "config folder"]
+
+
 def test_a_torch_that_dies_or_hangs_is_told_by_its_stage(tmp_path: Path) -> None:
     torch = tmp_path / "torch.py"
     torch.write_text("import os\nos._exit(7)\n")
@@ -120,6 +227,8 @@ def ran(
         ("left_to_torch", "it has collectives, and PYGRAPH_COLLECTIVES is 0", "collectives"),
         ("left_to_torch", "its collectives cannot be captured: NCCL_GRAPH_REGISTER=1", "collectives"),
         ("failures", "daemon: no daemon", "the daemon"),
+        ("failures", "bundle: /shared: InvalidMessageError", "the bundle"),
+        ("failures", "bundle: PermissionError: [Errno 13] Permission denied", "the bundle"),
         ("failures", "anything", "other reasons"),
     ],
 )  # fmt: skip
@@ -161,9 +270,11 @@ def test_the_command_takes_a_script(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('broken')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(SystemExit) as caught:
-        main(["doctor", "train.py"])
-    assert caught.value.code == 2
+    monkeypatch.chdir(tmp_path)
+    assert pygraphd("doctor", "train.py") == 2
+    assert "train.py: there is no such file; give the path" in capsys.readouterr().err
+    (tmp_path / "train.py").touch()
+    assert pygraphd("doctor", "train.py") == 2
     assert "pygraphd run train.py" in capsys.readouterr().err
 
     summary_files.variable_for("train.py", locations, {})

@@ -40,14 +40,13 @@ from pygraphd.schema.messages import (
 )
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
+from tests.support.environments import HERE, OLD_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 KERNELS, GRAPH_ = Deployment.KERNELS, Deployment.GRAPH
-HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
-OLD_DRIVER = dataclasses.replace(HERE, driver="580.1")
 OLD_TORCH_AND_DRIVER = dataclasses.replace(OLD_DRIVER, torch="2.12.0")
 GRAPH = "ab" * 32
 FASTER = Decision(GRAPH_, Reason(ReasonCode.FASTER), 1)

@@ -27,7 +27,7 @@ from pygraphd.schema.messages import (
 from pygraphd.schema.policy import POLICY_VERSION, decide
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
-from tests.pygraphd.cli.test_explain import HERE, OLD_DRIVER
+from tests.support.environments import HERE, OLD_DRIVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurem
 from pygraphd.schema.policy import only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
+from tests.support.cli_command import pygraphd
 
 HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.2", "91400")
 FASTER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
@@ -221,3 +224,81 @@ def test_kept_summaries_are_bounded_and_never_keep_a_script_from_running(
 
     summary_files.folder(locations).chmod(0o777)
     assert summary_files.variable_for("a.py", locations, {}) == {}
+
+
+@pytest.fixture
+def kept(tmp_path: Path, locations: Locations, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the summary of a program, which `last` names, in a folder in which the commands run."""
+    monkeypatch.setenv("PYGRAPHD_HOME", str(locations.cache))
+    monkeypatch.chdir(tmp_path)
+    file = Path(summary_files.variable_for("train.py", locations, {})["PYGRAPH_SUMMARY"])
+    file.write_text(json.dumps(a_program().summary()))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ([], "pygraphd doctor last"),
+        (["last"], "pygraphd doctor last"),
+        (["PID"], "pygraphd doctor PID"),
+        (["a copy.json"], "pygraphd doctor 'a copy.json'"),
+    ],
+)
+def test_the_doctor_is_named_with_the_same_argument(
+    kept: Path, capsys: pytest.CaptureFixture[str], target: list[str], words: str
+) -> None:
+    shutil.copy(kept, "a copy.json")
+    pid = str(os.getpid())
+    assert pygraphd("report", *(word.replace("PID", pid) for word in target)) == 0
+    assert f"To have more kernels in graphs: {words.replace('PID', pid)}\n" in capsys.readouterr().out
+
+
+def test_a_page_that_was_written_is_told_and_names_its_summary(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pygraphd("report", "--html", "out.html") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("coverage ")
+    assert captured.err == "wrote out.html\n"
+    assert f"pygraphd doctor {kept}<" in Path("out.html").read_text(encoding="utf-8")
+    assert pygraphd("report", "--html", "out.html", "--json") == 0
+    json.loads(capsys.readouterr().out)
+    assert pygraphd("report", "--html", "none/out.html") == 1
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (
+        "",
+        "pygraphd: none/out.html: cannot be written: No such file or directory\n",
+    )
+
+
+def test_a_page_for_standard_output_is_alone_there(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads(kept.read_text())
+    summary["program"]["name"] = "träning\u00a0.py"
+    kept.write_text(json.dumps(summary))
+    assert pygraphd("report", "--html", "out.html") == 0
+    capsys.readouterr()
+
+    assert pygraphd("report", "--html", "-") == 0
+    captured = capsys.readouterr()
+
+    assert captured.err == ""
+    assert captured.out.isascii()
+    assert html.unescape(captured.out) == html.unescape(Path("out.html").read_text(encoding="utf-8"))
+    assert not Path("-").exists()
+    assert pygraphd("report", "--html", "-", "--json") == 2
+    assert "give --html a file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "doctor"])
+@pytest.mark.usefixtures("kept")
+def test_what_is_no_file_is_named_also_where_a_graph_might_be_called_so(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for name in ("fifo", "f", "31"):
+        os.mkfifo(name)
+        assert pygraphd(command, name) == 2
+        said = f"pygraphd: {name}: is a pipe, not a file that a program wrote for PYGRAPH_SUMMARY\n"
+        assert capsys.readouterr().err == said
+    os.mkfifo(str(os.getpid()))
+    assert pygraphd("report", str(os.getpid())) == 0

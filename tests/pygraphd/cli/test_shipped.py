@@ -14,6 +14,7 @@ from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.portable import Portable
+from tests.support.cli_command import pygraphd
 from tests.support.shipped_rows import FASTER, H100, KERNELS, row, written
 
 if TYPE_CHECKING:
@@ -110,6 +111,37 @@ def test_nothing_deletes_or_exports_them(said: Callable[..., str], tmp_path: Pat
     with (tmp_path / "mine.jsonl").open("rb") as stream:
         exported: list[Any] = list(exchange.read_file(stream, "mine"))
     assert [each.environment.gpu for each in exported if isinstance(each, Portable)] == ["NVIDIA H200"] * 2
+
+
+def test_who_deletes_one_is_told_how_to_leave_it_out(
+    filled: Locations, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    graph = SHIPPED.record.graph.digest
+    said = (
+        f"pygraphd: {graph}: is shipped in {tmp_path}/exports, and not deleted; "
+        "PYGRAPHD_SHIPPED=0 leaves all of these out\n"
+    )
+    assert pygraphd("cache", "delete", graph) == 2
+    assert capsys.readouterr().err == said
+    filled.database.unlink()
+    assert pygraphd("cache", "delete", graph) == 2
+    assert capsys.readouterr().err == said
+    assert pygraphd("cache", "delete", "0" * 64) == 1
+    assert "there is no cache yet" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("locations")
+def test_one_of_the_package_is_told_to_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYGRAPHD_SHIPPED")
+    pygraphd("cache", "inspect", "--json", "--most", "1")
+    ((graph, _),) = listed(capsys.readouterr().out)
+    assert pygraphd("cache", "delete", graph) == 2
+    assert f"{graph}: is shipped with the package" in capsys.readouterr().err
+    monkeypatch.setenv("PYGRAPHD_SHIPPED", "0")
+    assert pygraphd("cache", "delete", graph) == 1
+    assert "shipped" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("filled")

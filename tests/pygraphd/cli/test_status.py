@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.cli import lifecycle
+from pygraphd.cli.render import status_text
 from pygraphd.cli.status import collect
 from pygraphd.daemon import lock
 from pygraphd.daemon.lock import acquire
 from pygraphd.daemon.store import Store
+from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.schema import offline
 from pygraphd.schema.locations import Locations, locate
 
@@ -45,6 +47,40 @@ def test_without_a_daemon_the_files_speak(tmp_path: Path, make_request: Callable
     status = collect(locations)
     assert (status.entries, status.spool_waiting, status.spool_bad) == (2, 1, 1)
     assert "1 unreadable files" in status.problems[0]
+
+
+def test_records_that_wait_for_a_team_are_counted(
+    tmp_path: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    locations = _locations(tmp_path)
+    queue = Queue(locations.team_queue)
+    queue.put(publications(make_request("a", "b"), uid=0, now=1000.0))
+    queue.close()
+    content = locations.team_queue.read_bytes()
+
+    status = collect(locations)
+
+    assert (status.team_waiting, status.problems) == (2, [])
+    assert "team      2 records wait to be published; a daemon with a team does so" in status_text(status)
+    assert locations.team_queue.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [(b"", None), (b"garbage" * 1000, "not a database"), (None, "regular file")]
+)
+def test_a_queue_that_cannot_be_counted_is_a_problem(
+    tmp_path: Path, content: bytes | None, problem: str | None
+) -> None:
+    locations = _locations(tmp_path)
+    if content is None:
+        os.mkfifo(locations.team_queue)
+    else:
+        locations.team_queue.write_bytes(content)
+
+    status = collect(locations)
+
+    assert status.team_waiting == 0
+    assert [problem in each for each in status.problems if problem] == ([True] if problem else [])
 
 
 def test_a_holder_that_does_not_answer_is_a_problem(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from configparser import ConfigParser
@@ -12,6 +11,7 @@ import pytest
 from pygraphd.cli.systemd import units, units_text
 from pygraphd.errors import UsageError
 from pygraphd.schema.locations import locate
+from tests.support.required import require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,9 +38,7 @@ def read(text: str) -> ConfigParser:
 @pytest.mark.parametrize("name", ["home", 'a b 100% $x\\t"q"'])
 def test_systemd_finds_nothing_wrong(tmp_path: Path, name: str) -> None:
     """By systemd's own verifier where there is one: it reads the units, and looks for the program and for the units that they name."""
-    verifier = shutil.which("systemd-analyze")
-    if verifier is None:
-        pytest.skip("needs systemd-analyze (systemd)")
+    verifier = require(["systemd-analyze"], "TESTS_REQUIRE_SYSTEMD")
     environ = {"PYGRAPHD_HOME": str(tmp_path / name)}
     files = []
     for unit, text in units(locate(environ), environ).items():

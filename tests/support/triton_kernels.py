@@ -1,4 +1,4 @@
-"""A Triton kernel as a user writes one; in a file, since Triton reads its source."""
+"""Triton kernels as users write them; in a file, since Triton reads its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python daemon_program.py NUMBER WORLD FOLDER`: one of several processes that train the same small model at once, until all is decided.
+"""`python daemon_training.py NUMBER WORLD FOLDER`: one of several processes that train the same small model at once, until all is decided.
 
 They meet twice: when all have compiled and looked up their graphs and none measures yet, and when each has asked who is to measure them.
 """

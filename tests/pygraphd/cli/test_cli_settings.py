@@ -1,0 +1,106 @@
+"""Settings on the command line, in variables and in the file: where each comes from, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.daemon import control
+from pygraphd.schema.messages import Ping
+from pygraphd.schema.version import VERSION
+from tests.support.cli_command import locations, pygraphd
+
+if TYPE_CHECKING:
+    from pygraphd.schema.locations import Locations
+
+__all__ = ["locations"]  # a fixture
+
+
+def test_each_setting_is_shown_with_its_origin(
+    locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = locations.runtime / "config.toml"
+    file.write_text("max_unused = '1w'")
+    monkeypatch.setenv("PYGRAPHD_MAX_SIZE", "1GB")
+    assert pygraphd("config", "show") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["max_size", "1", "GB", "PYGRAPHD_MAX_SIZE", "PYGRAPHD_MAX_SIZE"] in lines
+    assert ["max_unused", "7d", f"{file}:", "max_unused", "PYGRAPHD_MAX_UNUSED"] in lines
+    assert ["lease", "1m", "default", "PYGRAPHD_LEASE"] in lines
+    assert lines[-1] == ["file:", str(file)]
+    assert pygraphd("config", "show", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["max_size"] == {"value": 10**9, "origin": "PYGRAPHD_MAX_SIZE"}
+
+
+def test_beside_a_setting_that_is_not_valid_the_others_are_shown(
+    locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (locations.runtime / "config.toml").write_text("foo = 1\nlog = 'debug'")
+    monkeypatch.setenv("PYGRAPHD_LEASE", "x")
+    assert pygraphd("config", "show") == 2
+    captured = capsys.readouterr()
+    lines = [line.split() for line in captured.out.splitlines()]
+    assert ["lease", "not", "valid", "PYGRAPHD_LEASE", "PYGRAPHD_LEASE"] in lines
+    assert ["idle_exit", "30m", "default", "PYGRAPHD_IDLE_EXIT"] in lines
+    assert ["log", "debug"] in [line[:2] for line in lines]
+    assert [line.partition(": give")[0] for line in captured.err.splitlines()] == [
+        "pygraphd: PYGRAPHD_LEASE: 'x' is no length of time",
+        f"pygraphd: {locations.runtime}/config.toml: unknown setting 'foo', known are "
+        "idle_exit, housekeeping, lease, log, max_size, max_unused, metrics_port, team_url, shipped",
+    ]
+    assert pygraphd("config", "show", "--json") == 2
+    told = json.loads(capsys.readouterr().out)
+    assert told["settings"]["lease"]["value"] is None
+    assert "no length of time" in told["settings"]["lease"]["error"]
+    assert len(told["problems"]) == 2
+
+
+def test_a_bad_configuration_is_a_usage_error(
+    locations: Locations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (locations.runtime / "config.toml").write_text("idle_exit = 'x'")
+    assert pygraphd("start") == 2
+    assert "config.toml: idle_exit: 'x' is no length of time" in capsys.readouterr().err
+    assert pygraphd("start", "--idle-exit", "never") == 2
+    assert "--idle-exit: 'never'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["start", "restart", "status"])
+def test_a_setting_that_keeps_the_daemon_from_starting_is_named(
+    locations: Locations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setenv("PYGRAPHD_LEASE", "foo")
+    assert pygraphd(command) == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "pygraphd: PYGRAPHD_LEASE: 'foo' is no length of time: give seconds, or 30m, 12h, 30d, 4w\n"
+    )
+    assert ("not running" in captured.out) == (command == "status")  # it still says the rest
+    assert pygraphd("stop") == 3
+    assert pygraphd("cache", "inspect") == 0
+
+
+def test_the_settings_here_are_no_concern_of_a_daemon_that_runs(
+    locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYGRAPHD_LEASE", "foo")
+    monkeypatch.setattr(control, "ping", lambda path: Ping("pygraphd", VERSION, 1, 1, ()))
+    monkeypatch.setattr(
+        control, "stats", lambda path: {"settings": {"lease": {"value": 60.0, "origin": "default"}}}
+    )
+    assert pygraphd("status", "--json") == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["settings"]["lease"]["origin"] == "default"
+    assert captured.err == ""
+
+
+def test_a_folder_open_to_others_is_refused(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    locations.runtime.chmod(0o777)
+    assert pygraphd("start") == 1
+    assert "others can write to it" in capsys.readouterr().err
