@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ _DEFAULTS = {
 _ENVIRONMENT_PREFIX = "PYGRAPHD_"
 MIN_SIZE = 10**6
 """Bytes below which a size limit is refused: the tables alone take some hundred kilobytes."""
+
+_PORT = re.compile(r"0*[0-9]{1,5}")
 
 _T = TypeVar("_T")
 
@@ -219,7 +222,7 @@ def _read_toml(path: Path) -> dict[str, object]:
         return {}
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
 
 
@@ -231,20 +234,20 @@ def _setting(name: str, value: object, origin: str) -> Setting[Any]:
         "team_url": _team_url,
         "shipped": _shipped,
     }
-    return readers.get(name, _duration)(value, origin)
+    try:
+        return readers.get(name, _duration)(value, origin)
+    except (ValueError, OverflowError, RecursionError) as error:  # a number of too many digits is one, too
+        raise UsageError(f"{origin}: {error}") from error
 
 
 def _size(value: object, origin: str) -> Setting[int]:
-    try:
-        return Setting(parse_size("" if isinstance(value, bool) else str(value)), origin)
-    except ValueError as error:
-        raise UsageError(f"{origin}: {error}") from error
+    return Setting(parse_size("" if isinstance(value, bool) else str(value)), origin)
 
 
 def _port(value: object, origin: str) -> Setting[int]:
     text = "" if isinstance(value, bool) else str(value).strip()
-    if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise UsageError(f"{origin}: {value!r:.40} is no port: give 1 to 65535, or 0 for none")
+    if not _PORT.fullmatch(text) or int(text) > 65535:
+        raise UsageError(f"{origin}: {text!r:.40} is no port: give 1 to 65535, or 0 for none")
     return Setting(int(text), origin)
 
 
@@ -257,10 +260,7 @@ def _team_url(value: object, origin: str) -> Setting[TeamUrl]:
 def _shipped(value: object, origin: str) -> Setting[str]:
     if not isinstance(value, bool | str):
         raise UsageError(f"{origin}: expected true, false or a folder, got {type(value).__name__}")
-    try:
-        return Setting(shipped.setting(str(value)), origin)
-    except ValueError as error:
-        raise UsageError(f"{origin}: {error}") from error
+    return Setting(shipped.setting(str(value)), origin)
 
 
 def _level(value: object, origin: str) -> Setting[str]:
@@ -272,7 +272,4 @@ def _level(value: object, origin: str) -> Setting[str]:
 def _duration(value: object, origin: str) -> Setting[float]:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise UsageError(f"{origin}: expected a length of time, got {type(value).__name__}")
-    try:
-        return Setting(parse_duration(str(value)), origin)
-    except ValueError as error:
-        raise UsageError(f"{origin}: {error}") from error
+    return Setting(parse_duration(str(value)), origin)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pygraphd.errors import CommandError
-from pygraphd.schema.ownership import REMEDY, why_not_private
+from pygraphd.schema.ownership import REMEDY, refuse_shared, why_not_private
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,23 @@ def check_private(folder: Path) -> None:
     """Raise CommandError unless `folder` is a real folder, ours, and writable by nobody else."""
     if problem := why_not_private(folder):
         raise CommandError(problem)
+
+
+def check_readable(locations: Locations) -> None:
+    """Raise CommandError if another user may have put what lies in the folders of database, log and spool there; makes nothing."""
+    for folder in (locations.cache, locations.spool):
+        check_unshared(folder)
+
+
+def check_unshared(folder: Path) -> None:
+    """Raise CommandError if others can write to a folder, or have planted it; one that is not there is in order."""
+    try:
+        refuse_shared(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        said = f"{folder}: cannot be read: {error.strerror}" if error.errno else why_not_private(folder)
+        raise CommandError(said or str(error)) from error
 
 
 def _make(folder: Path) -> None:

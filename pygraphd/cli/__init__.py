@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from pygraphd.cli.output import NobodyReadsError, complain, standard_output
+from pygraphd.cli.output import NobodyReadsError, complain, standard_error, standard_output
 from pygraphd.errors import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its code."""
+    with standard_error():
+        _exit_after(arguments)
+
+
+def _exit_after(arguments: Sequence[str] | None) -> NoReturn:
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
     except NobodyReadsError as error:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from pygraphd.cli.output import check_open
+from pygraphd import folders
+from pygraphd.cli.output import check_open, complain
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.locations import locate
@@ -59,7 +60,7 @@ def inspect(
     from pygraphd.cli.catalogue import Catalogue
     from pygraphd.cli.shipped_catalogue import open_with_shipped, pages_of
 
-    path = locate().database
+    path = _readable().database
     with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as catalogues:
         if not catalogues:
             _say_all(render.entries_json([]) if json else [f"no entries: {path} does not exist yet"])
@@ -88,7 +89,7 @@ def show(
     from pygraphd.cli.shipped_catalogue import open_with_shipped
 
     check_prefix(entry)
-    path = locate().database
+    path = _readable().database
     with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as found:
         catalogues = found or (Catalogue(path),)
         details = next((each for each in catalogues if each.has(entry)), catalogues[0]).show(entry)
@@ -130,7 +131,7 @@ def prune(
     from pygraphd.cli import render
     from pygraphd.daemon.pruning import prune_request
 
-    answer = _prune(locate(), prune_request(_age(older_than), gpu, dry_run))
+    answer = _prune(_readable(), prune_request(_age(older_than), gpu, dry_run))
     _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
 
 
@@ -150,7 +151,7 @@ def delete(
     from pygraphd.cli.catalogue import check_prefix
     from pygraphd.daemon.pruning import delete_requests
 
-    locations = locate()
+    locations = _readable()
     for key in keys:
         if not key:
             raise UsageError("delete: an ID is empty, which would name any entry")
@@ -171,7 +172,7 @@ def clear(
     from pygraphd.cli import render
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
 
-    locations = locate()
+    locations = _readable()
     if not _is_there_a_cache(locations):
         nothing = PruneAnswer(0, 0, 0, dry_run)
         _say(render.as_json(nothing.as_json()) if json else "nothing to delete")
@@ -193,7 +194,7 @@ def rederive(
     from pygraphd.cli import render
     from pygraphd.daemon.rederiving import RederiveRequest
 
-    answer = _rederive(locate(), RederiveRequest(dry_run))
+    answer = _rederive(_readable(), RederiveRequest(dry_run))
     _say(render.as_json(answer.as_json()) if json else render.rederive_text(answer))
 
 
@@ -208,14 +209,12 @@ def export(
     from pygraphd.cli.catalogue import Catalogue
     from pygraphd.daemon import spool
 
-    locations = locate()
+    locations = _readable()
     with Catalogue(locations.database) as catalogue:
         found = exporting.Export(catalogue, gpu, graph)
         entries = _write_out(found) if file == "-" else _write_new(Path(file), found)
     # Not into what may be the file itself.
-    if sys.stderr is not None:
-        text = render.export_text(entries, found.left_out, spool.state(locations.spool).waiting)
-        sys.stderr.write(f"{text}\n")
+    complain(render.export_text(entries, found.left_out, spool.state(locations.spool).waiting))
 
 
 @cache.command("import")
@@ -234,9 +233,17 @@ def import_(
         contents = exchange.check_file(stream, name)
         read = exchange.read_file(stream, name)
         entries = (entry for entry in read if entry is not None)
-        answer = _foreseen(locate(), entries) if dry_run else _import(locate(), entries, contents.entries)
+        locations = _readable()
+        answer = _foreseen(locations, entries) if dry_run else _import(locations, entries, contents.entries)
     answer = dataclasses.replace(answer, left_out=contents.left_out)
     _say(render.as_json(answer.as_json()) if json else render.import_text(answer))
+
+
+def _readable() -> Locations:
+    """Return the paths; raises CommandError if another user may have put something there."""
+    locations = locate()
+    folders.check_readable(locations)
+    return locations
 
 
 def _write_out(entries: Iterable[Portable]) -> int:
@@ -310,9 +317,12 @@ def _age(text: str | None) -> float | None:
 
 
 def _prune(locations: Locations, *requests: PruneRequest) -> PruneAnswer:
+    from pygraphd.cli import foreseeing
     from pygraphd.cli.writing import writing
 
     _check_there_is_a_cache(locations, "delete")
+    if all(request.dry_run for request in requests):
+        return foreseeing.prune(locations, requests)
     with writing(locations) as writer:
         first, *others = map(writer.prune, requests)
     return sum(others, first)
@@ -342,9 +352,12 @@ def _ask(question: str) -> None:
 
 
 def _rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
+    from pygraphd.cli import foreseeing
     from pygraphd.cli.writing import writing
 
     _check_there_is_a_cache(locations, "derive anew")
+    if request.dry_run:
+        return foreseeing.rederive(locations, request)
     with writing(locations) as writer:
         return writer.rederive(request)
 
@@ -363,7 +376,6 @@ def _is_there_a_cache(locations: Locations) -> bool:
 
 
 def _import(locations: Locations, entries: Iterable[Portable], count: int) -> ImportAnswer:
-    from pygraphd import folders
     from pygraphd.cli.writing import writing
     from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.schema.portable import requests

@@ -16,7 +16,7 @@ from pygraphd.daemon.queries import chunks, row_place, rows_of
 from pygraphd.daemon.rederiving import NOT_VALID
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema import offline
-from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.checks import InvalidMessageError, check_digest
 from pygraphd.schema.keys import DIGITS
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import is_noisy, reason_text
@@ -245,8 +245,16 @@ class Catalogue:
         return EntryDetails(entry, row_checks.environment(factors[0]), rows)
 
     def id_of(self, prefix: str) -> str:
-        """Return the id of the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several."""
-        return str(self._row(prefix)["id"])
+        """Return the id of the one entry with an id or graph digest that begins with `prefix`; raises UsageError if there is none or several.
+
+        Raises CommandError if what is stored for an id is none.
+        """
+        id_ = self._row(prefix)["id"]
+        try:
+            return check_digest("id", id_)
+        except InvalidMessageError as error:
+            remedy = "`cache clear` and `cache prune` can delete it"
+            raise CommandError(f"{prefix}: {NOT_VALID}: {error}, got {id_!r:.80}; {remedy}") from error
 
     def _row(self, prefix: str) -> dict[str, Any]:
         rows = self.rows(_select_entries().where(_begins_with(prefix)).limit(100))
@@ -292,7 +300,7 @@ def check_prefix(prefix: str) -> None:
 def only_graph(prefix: str, digests: set[str]) -> str | None:
     """Return the only one of some graph digests, None if there are none; raises UsageError if there are several."""
     if len(digests) > 1:
-        raise UsageError(f"{prefix}: {_ambiguous(sorted(digests), 'graphs')} or of a GRAPH")
+        raise UsageError(f"{prefix}: {_ambiguous(sorted(digests, key=str), 'graphs')} or of a GRAPH")
     return next(iter(digests), None)
 
 
@@ -324,6 +332,6 @@ def _begins_with(prefix: str) -> sa.ColumnElement[bool]:
 
 
 def _ambiguous(digests: list[str], what: str) -> str:
-    shown = ", ".join(digest[:12] for digest in digests[:5])
+    shown = ", ".join(str(digest)[:12] for digest in digests[:5])  # tables without types hold anything
     more = ", ..." if len(digests) > 5 else ""
     return f"begins the id or graph of {len(digests)} {what} ({shown}{more}): give more digits of an ID"

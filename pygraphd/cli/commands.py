@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pygraphd import folders
 from pygraphd.cli import report_commands
 from pygraphd.cli.cache_commands import cache
 from pygraphd.cli.team_commands import team
@@ -170,7 +171,9 @@ def logs(
     """Print the last lines of the daemon's log."""
     from pygraphd.cli import logs as reading
 
-    log = locate().log
+    locations = locate()
+    folders.check_unshared(locations.cache)
+    log = locations.log
     try:
         for line in reading.follow(log, count) if follow else reading.last_lines(log, count):
             _say(line)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pygraphd import folders
 from pygraphd.cli import summaries
 from pygraphd.cli.catalogue import NOT_FOUND, CachedEntry, Catalogue, only_graph
 from pygraphd.cli.shipped_catalogue import open_with_shipped
@@ -129,7 +130,11 @@ def explain(target: str, locations: Locations) -> Answer:
 
 @contextlib.contextmanager
 def open_catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalogue, ...]]:
-    """Open the catalogues of cache, spool and shipped decisions, unless empty, in the order in which programs without a daemon read them."""
+    """Open the catalogues of cache, spool and shipped decisions, unless empty, in the order in which programs without a daemon read them.
+
+    Raises CommandError if another user may have put something there.
+    """
+    folders.check_readable(locations)
     kinds: list[tuple[type[Catalogue], Path]] = []
     if locations.database.exists():
         kinds.append((Catalogue, locations.database))

@@ -10,6 +10,7 @@ from pygraphd.cli.catalogue import PAGE_ROWS
 from pygraphd.daemon import portable_rows
 from pygraphd.daemon.queries import chunks, row_place
 from pygraphd.daemon.rederiving import NOT_VALID
+from pygraphd.schema.checks import InvalidMessageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,6 @@ class Export:
             return None
         try:
             return portable_rows.portable(row, measured.get((row["environment"], row["graph"]), []))
-        except ValueError:  # another program's deployment, or a time that is none
+        except InvalidMessageError:  # another program's deployment, or a time that is none
             self.left_out[NOT_VALID] += 1
             return None

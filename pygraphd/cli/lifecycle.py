@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import Activity, activity_of_holder, holder, hung_text, is_held
+from pygraphd.daemon.lock import Activity, activity_of_holder, holder, hung_text, is_held, why_unknown
 from pygraphd.errors import CommandError, NotRunningError, UsageError
 from pygraphd.schema.locations import environ_elsewhere
 from pygraphd.schema.ownership import open_regular
@@ -84,6 +84,8 @@ def stop(locations: Locations) -> int:
         raise UsageError(problem)
     running = control.ping(locations.socket)
     if running is None:
+        if unknown := why_unknown(locations):
+            raise CommandError(unknown)
         if not is_held(locations):
             raise NotRunningError("pygraphd is not running")
         raise CommandError(hung_text(locations))

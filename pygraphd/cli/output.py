@@ -79,9 +79,7 @@ class StandardOutput:
 
     def _failed(self, error: OSError) -> CommandError:
         assert self._stream is not None
-        # The rest would fail once more when Python ends, with code 120 and a traceback.
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+        _discard(self._stream)
         if isinstance(error, BrokenPipeError):
             self._failure = NobodyReadsError()
         else:
@@ -104,6 +102,58 @@ def standard_output() -> Iterator[None]:
     finally:
         sys.stdout = before
         output.end()
+
+
+class StandardError:
+    """Writes to a stream, as far as that is possible: what cannot be said changes neither the outcome nor the exit code."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text, or drop it."""
+        with self._dropping():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write all buffered text, or drop it."""
+        with self._dropping():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _dropping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            _discard(self._stream)
+
+
+def _discard(stream: TextIO) -> None:
+    """Have a stream that cannot be written lead nowhere. The rest would fail once more when Python ends, with code 120."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def standard_error() -> Iterator[None]:
+    """Have the block write to a `StandardError`."""
+    before = sys.stderr
+    if before is None:
+        yield
+        return
+    output = StandardError(before)
+    sys.stderr = cast(TextIO, output)
+    try:
+        yield
+    finally:
+        output.flush()
+        sys.stderr = before
 
 
 def check_open() -> None:

@@ -18,7 +18,7 @@ from pygraphd.cli.explain import explain_summary, open_catalogues
 from pygraphd.cli.summaries import SPENT_TIMES, Facts, Summary
 from pygraphd.daemon import spool
 from pygraphd.errors import CommandError
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import MAX_COUNT, Deployment
 from pygraphd.schema.policy import reason_text
 from pygraphd.schema.reasons import ReasonCode
 from pygraphd.schema.summary import Deployed
@@ -169,7 +169,9 @@ class Report:
     @property
     def paid_back_after(self) -> int | None:
         """The number of steps after which the gain exceeds the cost; None: never, as far as is known."""
-        return math.ceil(round(self.cost_ms / self.gain_ms, 6)) if self.gain_ms > 0 else None
+        if self.gain_ms <= 0 or self.cost_ms > MAX_COUNT * self.gain_ms:
+            return None
+        return math.ceil(round(self.cost_ms / self.gain_ms, 6))
 
     def share(self, row: Row) -> float | None:
         """Return a row's share of a step's time in compiled graphs, as far as that is known."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pygraphd.cli.output import check_open, complain
-from pygraphd.errors import Exit, UsageError
+from pygraphd.errors import CommandError, Exit, UsageError
 from pygraphd.schema import ownership
 from pygraphd.schema.locations import locate
 
@@ -109,7 +109,7 @@ def _summary_of(target: str, locations: Locations) -> Path | None:
         raise UsageError(f"{target}: has left no summary yet; run it by: pygraphd run {shlex.quote(target)}")
     try:
         return summary_files.find(target or summary_files.LAST, locations, os.environ)
-    except UsageError:
+    except CommandError:  # that of a folder is among the checks
         if target:
             raise
         return None

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import select
+import stat
+import time
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pygraphd.cli.render_explanations import NOTE_LABELS, SOURCES
 from pygraphd.cli.report_plots import COLOURS, payback_plot, step_plot
 from pygraphd.cli.report_text import cells, headline, kind, remarks
 from pygraphd.errors import CommandError
+from pygraphd.schema.ownership import is_irregular, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from pygraphd.cli.report import Report, Row
 
+WAIT_S = 10.0
+"""Seconds that the reader of a pipe may take for a page."""
 _PALETTE = ("8f939c", "4269d0", "c98a00", "e0533d", "2f9e8f", "6a9a3a", "d0608f", "8a56d8", "5b8fc7")
 """The colours of `report_plots`: grey for the rest, then one for each graph. They keep 3:1 against both backgrounds."""
 _HEADER = (
@@ -86,11 +95,32 @@ def page(report: Report) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a page; raises CommandError."""
+    """Write a page to a file, all at once, or into a device or a pipe; raises CommandError."""
+    data = text.encode("utf-8", "replace")
     try:
-        path.write_text(text, encoding="utf-8")
+        if is_irregular(path):
+            _pour(path, data)
+        else:
+            mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+            replace_file(Path(os.path.realpath(path)), data, mode)
     except OSError as error:
-        raise CommandError(f"{path}: cannot be written: {error.strerror or error}") from error
+        why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror or error
+        raise CommandError(f"{path}: cannot be written: {why}") from error
+
+
+def _pour(path: Path, data: bytes) -> None:
+    """Write data into a device or a pipe, whose reader may take `WAIT_S` for all of it; raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        deadline, left = time.monotonic() + WAIT_S, memoryview(data)
+        while left:
+            _, ready, _ = select.select([], [descriptor], [], max(deadline - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError(errno.ETIMEDOUT, f"its reader took more than {WAIT_S:g} s", str(path))
+            with contextlib.suppress(BlockingIOError):
+                left = left[os.write(descriptor, left) :]
+    finally:
+        os.close(descriptor)
 
 
 def in_ascii(text: str) -> str:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pygraphd import folders
 from pygraphd.cli import render
 from pygraphd.cli.catalogue import Catalogue
 from pygraphd.daemon import control, statistics
@@ -67,6 +68,7 @@ def collect(locations: Locations) -> Statistics:
     if control.ping(locations.socket) is not None:
         told = control.stats(locations.socket)
         return Statistics(_counts(told), _counts(told.get("since_ever")))
+    folders.check_readable(locations)
     if not locations.database.exists():
         return Statistics(None, None)
     with Catalogue(locations.database) as catalogue:

@@ -6,16 +6,16 @@ import contextlib
 import dataclasses
 import os
 import sqlite3
-import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pygraphd.cli import status_files
 from pygraphd.config import shipped_folder
 from pygraphd.daemon import control, database_files, lock, spool
 from pygraphd.daemon.team import queue
 from pygraphd.daemon.team.state import TeamState
 from pygraphd.errors import CommandError
-from pygraphd.schema import offline, ownership, shipped
+from pygraphd.schema import offline, shipped
 from pygraphd.schema.checks import InvalidMessageError, check_digest, check_int, check_number, check_text
 from pygraphd.schema.messages import MAX_COUNT, MAX_TIME, read
 from pygraphd.schema.version import VERSION
@@ -104,64 +104,8 @@ def _from_files(locations: Locations) -> Status:
         log=str(locations.log),
         spool_waiting=waiting.waiting,
         spool_bad=waiting.bad,
-        problems=_file_problems(locations, waiting),
+        problems=status_files.file_problems(locations, waiting),
     )
-
-
-def _file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]:
-    problems = [
-        f"{file}: was {_why_set_aside(file)}, a new database was begun; delete it when you no longer need it"
-        for file in database_files.files_set_aside(locations.database)
-    ]
-    if waiting.bad:
-        problems.append(
-            f"{locations.spool}: {waiting.bad} unreadable files (*.bad); the log says why, delete them"
-        )
-    folders = [locations.runtime, locations.socket.parent, locations.cache]
-    if os.path.lexists(locations.cache):
-        folders.append(locations.spool)
-    found = [*map(_folder_problem, dict.fromkeys(folders)), _socket_problem(locations.socket)]
-    irregular = filter(ownership.is_irregular, (locations.lock, locations.log))
-    found += [f"{file}: is not a regular file; move it away" for file in irregular]
-    return [*problems, *dict.fromkeys(filter(None, found))]
-
-
-def _folder_problem(folder: Path) -> str | None:
-    try:
-        if problem := ownership.why_not_private(folder):
-            return problem
-        mode = stat.S_IMODE(folder.lstat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return _why_not_made(folder)
-    except OSError as error:
-        return f"{folder}: cannot be read: {error.strerror}"
-    return (
-        None
-        if mode & 0o700 == 0o700
-        else f"{folder}: its mode {mode:o} keeps you out; run: chmod 700 {folder}"
-    )
-
-
-def _why_not_made(folder: Path) -> str | None:
-    """Return why a folder that is not there cannot be made where it is needed; None if it can, as far as is known."""
-    there = next(parent for parent in folder.parents if os.path.lexists(parent))
-    if not there.is_dir():
-        return f"{folder}: cannot be made, as {there} is not a folder; {ownership.REMEDY}"
-    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        return f"{folder}: cannot be made, as you may not write to {there}; {ownership.REMEDY}"
-    return None
-
-
-def _socket_problem(socket: Path) -> str | None:
-    with contextlib.suppress(OSError):
-        if not stat.S_ISSOCK(socket.lstat().st_mode):
-            return f"{socket}: is in the way and no socket; move it away"
-    return None
-
-
-def _why_set_aside(file: Path) -> str:
-    is_damaged = f".{database_files.CORRUPT}-" in file.name
-    return f"{'damaged' if is_damaged else 'of an unreleased version'} and set aside"
 
 
 def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
@@ -201,7 +145,10 @@ def _without_daemon(status: Status, locations: Locations) -> Status:
     entries, problem = _count_entries(locations.database)
     waiting, queue_problem = _count_for_team(locations.team_queue)
     read = shipped.load(shipped_folder(os.environ))
-    problems += [*filter(None, (problem, queue_problem)), *read.problems]
+    for path, found in ((locations.database, problem), (locations.team_queue, queue_problem)):
+        if found and not any(each.startswith(f"{path}: ") for each in problems):
+            problems.append(found)
+    problems += read.problems
     return dataclasses.replace(
         status, entries=entries, shipped=len(read.known), problems=problems, team_waiting=waiting
     )
@@ -219,10 +166,19 @@ def _count_entries(path: Path) -> tuple[int | None, str | None]:
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if 0 < version < offline.DATABASE_VERSION:
                 return None, database_files.why_unreadable(path, None)
+            if not version:
+                return _count_without_version(path, connection)
             (entries,) = connection.execute("SELECT count(*) FROM decision").fetchone()
             return int(entries), database_files.why_read_only(path)
     except sqlite3.Error as error:
         return None, database_files.why_unreadable(path, error)
+
+
+def _count_without_version(path: Path, connection: sqlite3.Connection) -> tuple[int | None, str]:
+    (has_tables,) = connection.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema)").fetchone()
+    if has_tables:
+        return None, f"{path}: is another program's database; `pygraphd start` sets it aside"
+    return 0, f"{path}: is empty; `pygraphd start` makes it anew"
 
 
 def _count_for_team(path: Path) -> tuple[int, str | None]:

@@ -57,15 +57,10 @@ class Facts:
     figures: tuple[Measurement, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            "partition",
-            "partitions",
-            "operators",
-            "nodes",
-            "launches",
-            "launches_between",
-            "memory_bytes",
-        ):
+        check_int("partitions", self.partitions, maximum=MAX_COUNT, minimum=1)
+        check_int("partition", self.partition, maximum=self.partitions - 1)
+        check_int("launches_between", self.launches_between, maximum=MAX_COUNT)
+        for name in ("operators", "nodes", "launches", "memory_bytes"):
             if (value := getattr(self, name)) is not None:
                 check_int(name, value, maximum=MAX_COUNT)
         for name in ("seen_at", "decided_at"):
@@ -168,8 +163,9 @@ def _printable_texts(facts: Any) -> Any:
     """Return facts with names of modules and files that a terminal can show, cut to `MAX_FACT_TEXT`; anything else as it is."""
     if not isinstance(facts, dict):
         return facts
-    texts = {name: [_short(each) for each in value] for name, value in facts.items() if name == "places"}
-    return {**facts, **texts, "module": _short(facts.get("module", ""))}
+    places = facts.get("places", [])
+    shown = [_short(each) for each in places] if isinstance(places, list) else places
+    return {**facts, "places": shown, "module": _short(facts.get("module", ""))}
 
 
 def _short(text: Any) -> Any:

@@ -52,7 +52,10 @@ def _mark_of(script: str) -> str:
 
 
 def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
-    """Return the summary that `target` names: a file, a pid, or `LAST`; raises UsageError."""
+    """Return the summary that `target` names: a file, a pid, or `LAST`; raises UsageError.
+
+    Raises CommandError if another user may have put something where summaries are kept.
+    """
     if target != LAST and summaries.is_file(target):
         return Path(target)
     found = _newest_first(_known(locations, environ))
@@ -81,7 +84,12 @@ def of_script(script: str, locations: Locations, environ: Mapping[str, str]) -> 
 
 
 def _known(locations: Locations, environ: Mapping[str, str]) -> list[Path]:
-    """Return the summaries that are kept, and those that PYGRAPH_SUMMARY names here, those of ranks and children included."""
+    """Return the summaries that are kept, and those that PYGRAPH_SUMMARY names here, those of ranks and children included.
+
+    Raises CommandError if another user may have put something where they are kept.
+    """
+    for place in (locations.cache, folder(locations)):
+        folders.check_unshared(place)
     found = _files(folder(locations), "")
     if wanted := environ.get(SUMMARY_VARIABLE):
         found += _files(Path(wanted).parent, Path(wanted).name)

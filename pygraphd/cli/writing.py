@@ -107,6 +107,12 @@ class _Here:
         return self._store.add_imported(request, os.geteuid())
 
 
+def running_daemon(locations: Locations) -> Writer | None:
+    """Return a writer through the daemon, None if none answers."""
+    running = control.ping(locations.socket)
+    return None if running is None else _Daemon(locations, running)
+
+
 def _daemon_or_lock(locations: Locations) -> _Daemon | DaemonLock:
     """Return the daemon once it answers, or the lock if nobody holds it; raises CommandError if neither happens in `LOCK_WAIT_S`."""
     deadline = time.monotonic() + LOCK_WAIT_S
@@ -124,6 +130,7 @@ def _acquire(locations: Locations) -> DaemonLock | None:
     os.umask(0o077)
     # The store's log is the daemon's; a command says by itself what it could not do.
     logging.getLogger("pygraphd").addHandler(logging.NullHandler())
+    folders.check_readable(locations)
     folders.prepare_runtime(locations)
     try:
         return acquire(locations, activity=Activity.COMMAND)

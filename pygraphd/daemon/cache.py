@@ -16,7 +16,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
-from pygraphd.daemon import spool
 from pygraphd.daemon.answers import Found
 from pygraphd.daemon.evicting import Eviction, Limits
 from pygraphd.daemon.leases import Holder, Leases
@@ -24,6 +23,7 @@ from pygraphd.daemon.processes import Processes
 from pygraphd.daemon.pruning import PruneProgress, PruneRequest
 from pygraphd.daemon.reader import Reader
 from pygraphd.daemon.rederiving import RederiveRequest, summary
+from pygraphd.daemon.spool import Intake
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.daemon.team import older
@@ -91,7 +91,7 @@ class Cache:
         self._loading: asyncio.Future[None] | None = None
         self.eviction = Eviction(locations.database, limits or Limits())
         self._asked = (0, 0)
-        self._spool = locations.spool
+        self._spool = Intake(locations.spool)
         self._store = store
         self._reader, self._large_reader = (Reader(locations.database) for _ in range(2))
         self._writing = ThreadPoolExecutor(1, "writer")
@@ -277,7 +277,7 @@ class Cache:
     async def _empty_spool(self) -> None:
         """Store all that waits in the spool, as far as it can be stored."""
         before = -1
-        while before < self.counters.spooled and spool.is_any_waiting(self._spool):
+        while before < self.counters.spooled and self._spool.is_any_waiting():
             before = self.counters.spooled
             await asyncio.wait({self._ingestion()})
 
@@ -287,19 +287,16 @@ class Cache:
             self._ingesting = asyncio.create_task(self._take_in_spool())
         return self._ingesting
 
-    def _may_be_spooled(
-        self,
-    ) -> bool:  # a file goes once it is stored, which may be after its records were missed
-        return not (self._ingesting is None or self._ingesting.done()) or spool.is_any_waiting(self._spool)
+    def _may_be_spooled(self) -> bool:
+        # A file goes once it is stored, which may be after its records were missed.
+        return not (self._ingesting is None or self._ingesting.done()) or self._spool.is_any_waiting()
 
     async def _take_in_spool(self) -> None:
         taken = 0
         try:
-            for name in await self._run(self._reading, spool.records, self._spool):
+            for name in await self._run(self._reading, self._spool.records):
                 # A file at a time, so that nobody's record has to wait for all of them.
-                stored = await self._run(
-                    self._writing, spool.ingest_file, self._spool / name, self._queue_and_store
-                )
+                stored = await self._run(self._writing, self._spool.ingest, name, self._queue_and_store)
                 self.counters.spooled += stored
                 taken += stored
         except StoreError as error:
@@ -480,7 +477,7 @@ class Cache:
 
     def _problems(self) -> list[str]:
         fault = [self._read_fault] if self._read_fault else []
-        return [*self._store.problems(), *fault, *self.shipped.problems]
+        return [*self._store.problems(), *fault, *self._spool.problems(), *self.shipped.problems]
 
     def _note_hits(self, environment: str, graphs: Iterable[str]) -> None:
         now = time.time()

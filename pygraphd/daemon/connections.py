@@ -1,7 +1,7 @@
 """The connections of the daemon's socket: their requests in order, limits on their number and idle time, and half-closed ones.
 
 A connection costs a descriptor, and a user who may connect could take all of them. Each user has a limit; at the limit a new
-connection ends the one that has been idle longest.
+connection ends the one that has been idle longest. A few beyond it may still ask whether the daemon lives.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ _OTHER_FILES = 64
 """Descriptors kept for the database, the log and the spool."""
 _STRANGERS = 16
 """Connections of all users together who are refused anyway."""
+_RESERVE = 8
+"""Connections of a user beyond the limit that may still ask for what `status` and `stop` need."""
+_RESERVE_S = 1.0
+"""How long such a connection may take."""
+_RESERVED_PATHS = frozenset({"/v1/ping", "/v1/stats"})
 _WARNING_S = 60.0
 """How long nothing more is logged of connections that are refused."""
 
@@ -56,7 +61,8 @@ def limits_of_process() -> Limits:
     if soft == resource.RLIM_INFINITY:
         return Limits()
     # Two users are served: ours and root.
-    return Limits(connections=max(min(Limits().connections, (soft - _OTHER_FILES - _STRANGERS) // 2), 1))
+    kept = _OTHER_FILES + _STRANGERS + 2 * _RESERVE
+    return Limits(connections=max(min(Limits().connections, (soft - kept) // 2), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,7 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._is_blocked = False
+        self._is_reserved = False
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.peer = Peer(0, 0)
@@ -124,14 +131,14 @@ class Connection(asyncio.Protocol):
         return self._state is _State.HEAD
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the peer's credentials, and count the connection; refuse it if there are too many."""
+        """Take the peer's credentials, and count the connection; if there are too many, refuse it or all but a ping."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(0)
         self.peer = peer_of(transport.get_extra_info("socket"))
         self._listener.open.add(self)
         self._limit(self._listener.table.limits.idle_s)
-        if not self._listener.table.admit(self):
+        if not self._is_admitted():
             self._has_ended = True
             self._end(_TOO_MANY)
         elif self._unsent:
@@ -141,6 +148,15 @@ class Connection(asyncio.Protocol):
         elif self._received:
             self.data_received(self._received)
         self._received = self._unsent = b""
+
+    def _is_admitted(self) -> bool:
+        table = self._listener.table
+        if table.admit(self):
+            return True
+        self._is_reserved = table.reserve(self)
+        if self._is_reserved:
+            self._limit(min(table.limits.idle_s, _RESERVE_S))
+        return self._is_reserved
 
     def connection_lost(self, _error: BaseException | None) -> None:
         """Forget the connection. What is being done for it goes on, and nobody takes the answer."""
@@ -238,6 +254,9 @@ class Connection(asyncio.Protocol):
         if (refusal := self._listener.service.refuse(head.method, head.path, self.peer)) is not None:
             self._end(refusal)
             return False
+        if self._is_reserved and head.path not in _RESERVED_PATHS:
+            self._end(_TOO_MANY)
+            return False
         if head.length > MAX_BODY_BYTES:
             raise http.RefusedError(
                 HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of over {MAX_BODY_BYTES} bytes"
@@ -256,7 +275,8 @@ class Connection(asyncio.Protocol):
         head, transport = self._head, self._transport
         if transport is None:
             return
-        if head is None or not head.keep_alive or self._has_ended or response.status is not HTTPStatus.OK:
+        is_last = head is None or not head.keep_alive or self._has_ended or self._is_reserved
+        if is_last or response.status is not HTTPStatus.OK:
             self._end(response)
             return
         self._state, self._head = _State.HEAD, None
@@ -314,6 +334,7 @@ class Connections:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self._open: dict[int | None, dict[Connection, None]] = {}
+        self._reserved: dict[int, set[Connection]] = {}
         self._next_warning = 0.0
 
     def admit(self, connection: Connection) -> bool:
@@ -327,6 +348,14 @@ class Connections:
             del group[idle]
             idle.abort()
         group[connection] = None
+        return True
+
+    def reserve(self, connection: Connection) -> bool:
+        """Count a connection for which there was no room; return whether it may still ask whether the daemon lives."""
+        group = self._reserved.setdefault(connection.peer.uid, set())
+        if why_refused(connection.peer) is not None or len(group) >= _RESERVE:
+            return False
+        group.add(connection)
         return True
 
     def _warn(self, uid: int, most: int) -> None:
@@ -345,6 +374,7 @@ class Connections:
     def forget(self, connection: Connection) -> None:
         """Drop a connection that has been closed."""
         self._group(connection)[0].pop(connection, None)
+        self._reserved.get(connection.peer.uid, set()).discard(connection)
 
     def _group(self, connection: Connection) -> tuple[dict[Connection, None], int]:
         peer = connection.peer

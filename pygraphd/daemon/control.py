@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _PING_TIMEOUT_S = 1.0
+_MAX_REASON = 200
 _WRITING_TIMEOUT_S = 300.0
 _LONG_TIMEOUT_S = 6 * 3600.0
 """For what goes through all entries: a million of them take half an hour beside many lookups."""
@@ -59,6 +60,22 @@ def why_untrusted(path: Path) -> str | None:
     except OSError:
         pass
     return None
+
+
+def why_no_answer(path: Path) -> str | None:
+    """Return why a live daemon cannot be asked: the socket may not be connected to, or it answers with a refusal. None if that is not why."""
+    try:
+        status, body = _ask(path, "GET", "/v1/ping")
+    except StrangerError:
+        return None
+    except PermissionError as error:
+        remedy = f"run: chmod 700 {path.parent}; chmod 600 {path}"
+        return f"{path} cannot be connected to: {error.strerror}; {remedy}"
+    except (OSError, http.client.HTTPException):
+        return None
+    if status == http.HTTPStatus.OK:
+        return "it answers now: try again"
+    return f"it answers with status {status} ({_error_text(body)[:_MAX_REASON]}): try again later"
 
 
 def listener(path: Path) -> Peer | None:

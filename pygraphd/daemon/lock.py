@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
+from pygraphd.daemon import control
 from pygraphd.schema.ownership import is_irregular, is_there, open_regular, replace_file
 
 if TYPE_CHECKING:
@@ -110,13 +111,33 @@ def activity_of_holder(locations: Locations) -> Activity:
         return Activity.SERVING
 
 
+def why_unknown(locations: Locations) -> str | None:
+    """Return why it cannot be told whether a daemon runs: the lock may not be looked at or opened. None if it can be told."""
+    try:
+        os.close(os.open(locations.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as error:
+        if is_irregular(locations.lock):
+            return None
+        remedy = (
+            f"chmod 600 {locations.lock}"
+            if os.path.lexists(locations.lock)
+            else f"chmod 700 {locations.runtime}"
+        )
+        return f"{locations.lock}: cannot be opened, so whether pygraphd runs is not known: {error.strerror}; run: {remedy}"
+    return None
+
+
 def hung_text(locations: Locations) -> str:
     """Return why the lock is held and nobody answers, and the remedy."""
     pid = holder(locations)
+    if pid is not None and (patience := _PATIENCE.get(activity_of_holder(locations))):
+        return f"process {pid} {patience.format(pid=pid)}"
+    if why := control.why_no_answer(locations.socket):
+        return f"{'a process' if pid is None else f'process {pid}'} holds the lock, but {why}"
     if pid is None:
         return f"a process holds {locations.lock} but does not answer; find it with: fuser {locations.lock}"
-    if patience := _PATIENCE.get(activity_of_holder(locations)):
-        return f"process {pid} {patience.format(pid=pid)}"
     return f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}"
 
 

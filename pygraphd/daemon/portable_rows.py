@@ -42,7 +42,17 @@ def _selected(where: sa.ColumnElement[bool]) -> sa.Select[*tuple[Any, ...]]:
 
 
 def portable(row: Row, measured: Sequence[Row]) -> Portable:
-    """Return the entry that a row and its measurements make; raises ValueError for one that is not valid, or not final."""
+    """Return the entry that a row and its measurements make; raises InvalidMessageError for one that is not valid, or not final."""
+    try:
+        return _portable(row, measured)
+    except InvalidMessageError:
+        raise
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
+        # Tables without types hold anything.
+        raise InvalidMessageError(str(error)) from error
+
+
+def _portable(row: Row, measured: Sequence[Row]) -> Portable:
     if row["measured_at"] is not None and not measured:
         raise InvalidMessageError("measured_at: what was measured then is gone")
     environment = Environment(**{field.name: row[field.name] for field in dataclasses.fields(Environment)})

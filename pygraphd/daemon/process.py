@@ -36,7 +36,8 @@ def run(locations: Locations, load: Callable[[], Config]) -> Exit:
     """
     config = load()
     # Until it is ready to read them: by default the signal would end it.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     inherited = inherited_socket(os.environ, locations.socket)
     os.umask(0o077)
     folders.prepare_runtime(locations)

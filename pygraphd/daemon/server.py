@@ -53,6 +53,8 @@ class Server:
 
     def __init__(self, cache: Cache, config: Config, limits: Limits | None = None) -> None:
         self._cache = cache
+        self.log_problems: Callable[[], list[str]] = list
+        """What is wrong with the log, for `pygraphd status`."""
         self.config = config
         self.metrics_port = metrics.Port(self._metrics_listener)
         self._connections = Connections(limits or Limits())
@@ -235,7 +237,7 @@ class Server:
     async def _describe(self) -> tuple[int | None, list[str]]:
         entries, problems = await self._cache.describe()
         port = self.metrics_port.problem
-        return entries, [*problems, port] if port else problems
+        return entries, [*problems, *([port] if port else []), *self.log_problems()]
 
     async def _zero_stats(self, _request: Request) -> Response:
         await self._cache.zero_statistics()

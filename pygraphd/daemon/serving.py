@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pygraphd.daemon.binding import Binding
+from pygraphd.daemon.binding import WATCH_S, Binding
 from pygraphd.daemon.cache import Cache
 from pygraphd.daemon.connections import limits_of_process
 from pygraphd.daemon.evicting import Limits
@@ -39,6 +39,8 @@ _END_S = 10
 """How long an ending daemon may take."""
 _SWITCH_S = 0.0002
 """How long one thread of the daemon may keep the interpreter from another: a lookup asks for it some thirty times."""
+_UNUSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""By default they would end the daemon with its socket left behind."""
 _M_ARENA_MAX = -8
 """The parameter of glibc's `mallopt`."""
 _REDERIVING_S = 1.0
@@ -113,6 +115,7 @@ async def _serve_until_told(
     stop, reloaded = asyncio.Event(), asyncio.Event()
     _handle_signals(stop, reloaded, settings)
     server = Server(cache, settings.config, limits_of_process())
+    server.log_problems = settings.log.problems
     await cache.use_team(settings.config.team_url.value)  # or the first records would not be queued
     listener = server.listener()
     await listener.listen(binding.socket)
@@ -127,6 +130,7 @@ async def _serve_until_told(
         asyncio.create_task(_follow_settings(settings, cache, server, reloaded)),
         asyncio.create_task(_ship(settings, cache, reloaded)),
         asyncio.create_task(binding.watch(listener.listen, stop)),
+        asyncio.create_task(_watch_log(settings.log)),
     ]
     await stop.wait()
     # The kernel ends us if all that follows takes longer, whatever it hangs in.
@@ -143,8 +147,10 @@ async def _serve_until_told(
 
 def _handle_signals(stop: asyncio.Event, reloaded: asyncio.Event, settings: Settings) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, stop.set)
+    for number in _UNUSED_SIGNALS:
+        loop.add_signal_handler(number, _log.info, "%s means nothing here", number.name)
 
     def reload() -> None:
         settings.reload()
@@ -175,6 +181,13 @@ async def _ship(settings: Settings, cache: Cache, reloaded: asyncio.Event) -> No
     while True:
         await cache.ship(settings.config.shipped.value)
         await reloaded.wait()
+
+
+async def _watch_log(log: Log) -> None:
+    """Begin the log anew where it was removed, though there is nothing to be logged: `pygraphd logs` looks for it."""
+    while True:
+        log.problems()
+        await asyncio.sleep(WATCH_S)
 
 
 async def _keep_house(cache: Cache, server: Server, reloaded: asyncio.Event) -> None:

@@ -6,6 +6,7 @@ A client writes a hidden temporary file and renames it to `*.json`. A file that 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -18,13 +19,15 @@ from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, decode, read
 from pygraphd.schema.ownership import ROOT, open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
     from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
 MAX_PASS_FILES = 1000
 """Files taken in one pass; the next pass takes the rest."""
+_SHOWN = 3
+"""Files that a problem names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +71,84 @@ def ingest_file(path: Path, store: Callable[[RecordRequest, int], int]) -> int:
 
     A file that cannot be read is set aside. An error of `store` passes, and the file stays.
     """
+    return _ingest(path, store)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stuck:
+    """A file that was dealt with and could not be removed or set aside: which one it was, and why it stays."""
+
+    identity: tuple[int, int, int, int] | None
+    was_stored: bool
+    why: str
+
+
+class Intake:
+    """The spool of a running daemon. A file that was dealt with and cannot be removed is not taken in again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stuck: dict[str, _Stuck] = {}
+
+    def is_any_waiting(self) -> bool:
+        """Return whether a file waits to be stored; may be asked by any thread, and looks at names only."""
+        return any(_is_record(name) and name not in self._stuck for name in _names(self._folder))
+
+    def records(self) -> list[str]:
+        """Return the names of the files of one pass, oldest first. Tries once more to remove those that were dealt with."""
+        for name, stuck in list(self._stuck.items()):
+            if _identity(self._folder / name) != stuck.identity or self._is_away(name, stuck):
+                del self._stuck[name]
+        return records(self._folder, self._stuck)
+
+    def ingest(self, name: str, store: Callable[[RecordRequest, int], int]) -> int:
+        """Do as `ingest_file` does, and remember a file that stays."""
+        path = self._folder / name
+        identity = _identity(path)
+        stored, stuck = _ingest(path, store)
+        if stuck is not None:
+            is_first = not any(each.was_stored for each in self._stuck.values())
+            self._stuck[name] = dataclasses.replace(stuck, identity=identity)
+            if stuck.was_stored and is_first:
+                _log.error("%s: was stored, but cannot be removed: %s", path, stuck.why)
+        return stored
+
+    def problems(self) -> list[str]:
+        """Return what keeps files in the spool, as text for `pygraphd status`."""
+        stuck = list(self._stuck.items())
+        stored = [each.why for _name, each in stuck if each.was_stored]
+        found = [
+            f"{self._folder / name}: cannot be read or set aside: {each.why}; delete it"
+            for name, each in stuck
+            if not each.was_stored
+        ]
+        if len(found) > _SHOWN:
+            found = [*found[:_SHOWN], f"{self._folder}: {len(found) - _SHOWN} more such files"]
+        if stored:
+            count = f"{len(stored)} files were" if len(stored) > 1 else "a file was"
+            stays = f"{count} stored but cannot be removed: {stored[-1]}"
+            found.insert(0, f"{self._folder}: {stays}; give the daemon the right to write there")
+        return found
+
+    def _is_away(self, name: str, stuck: _Stuck) -> bool:
+        path = self._folder / name
+        return (_why_left(path) if stuck.was_stored else _why_not_set_aside(path)) is None
+
+
+def _ingest(path: Path, store: Callable[[RecordRequest, int], int]) -> tuple[int, _Stuck | None]:
     try:
         file = _read(path)
     except FileNotFoundError:
-        return 0
+        return 0, None
     except (OSError, InvalidMessageError) as error:
-        _log.warning("%s: set aside: %s", path, error)
-        _set_aside(path)
-        return 0
+        if (why := _why_not_set_aside(path)) is None:
+            _log.warning("%s: set aside: %s", path, error)
+            return 0, None
+        _log.warning("%s: cannot be read: %s; nor set aside: %s", path, error, why)
+        return 0, _Stuck(None, was_stored=False, why=why)
     stored = store(file.request, file.uid)
-    with contextlib.suppress(OSError):
-        path.unlink()
-    return stored
+    why = _why_left(path)
+    return stored, None if why is None else _Stuck(None, was_stored=True, why=why)
 
 
 def _read(path: Path) -> Waiting:
@@ -107,14 +176,37 @@ def _why_refused(status: os.stat_result) -> str | None:
     return None
 
 
-def _set_aside(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.rename(path.with_suffix(".bad"))
+def _why_not_set_aside(path: Path) -> str | None:
+    return _why_not(lambda: path.rename(path.with_suffix(".bad")))
 
 
-def records(folder: Path) -> list[str]:
-    """Return the names of the files of one pass, oldest first."""
-    return sorted(name for name in _names(folder) if _is_record(name))[:MAX_PASS_FILES]
+def _why_left(path: Path) -> str | None:
+    return _why_not(path.unlink)
+
+
+def _why_not(remove: Callable[[], object]) -> str | None:
+    """Take a file away; return why that failed, None once it is gone."""
+    try:
+        remove()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _identity(path: Path) -> tuple[int, int, int, int] | None:
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def records(folder: Path, without: Container[str] = ()) -> list[str]:
+    """Return the names of the files of one pass, oldest first, `without` some."""
+    names = sorted(name for name in _names(folder) if _is_record(name) and name not in without)
+    return names[:MAX_PASS_FILES]
 
 
 def _names(folder: Path) -> Iterator[str]:

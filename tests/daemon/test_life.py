@@ -323,3 +323,25 @@ def test_start_with_closed_output_starts_and_says_nothing(home: Home) -> None:
 
     assert started.returncode == 0
     assert home.pygraphd("stop").returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_to_end_leaves_nothing_behind(home: Home, number: signal.Signals) -> None:
+    home.start()
+
+    home.processes[-1].send_signal(number)
+
+    assert home.processes[-1].wait(HANGS_S) == 0
+    assert not home.locations.socket.exists()
+    assert not home.locations.lock.with_suffix(".pid").exists()
+    assert "stopped" in home.locations.log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_without_a_meaning_ends_nothing(home: Home, number: signal.Signals) -> None:
+    pid = home.start()
+
+    os.kill(pid, number)
+
+    home.wait_until(lambda: f"{number.name} means nothing here" in home.locations.log.read_text())
+    assert home.status()["pid"] == pid

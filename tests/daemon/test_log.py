@@ -62,3 +62,45 @@ def test_a_level_that_is_none_is_refused_before_anything_is_done(home: Home) -> 
     assert done.returncode == 2
     assert done.stderr == "pygraphd: PYGRAPHD_LOG: expected one of debug, info, warning, got 'loud'\n"
     assert not home.locations.log.exists()
+
+
+def test_a_log_that_was_removed_is_begun_anew(home: Home) -> None:
+    home.start()
+    home.locations.log.unlink()
+
+    home.wait_until(home.locations.log.exists)
+
+    assert home.pygraphd("logs").returncode == 0
+    assert home.pygraphd("stop").returncode == 0
+    assert home.locations.log.read_text().count("stopped") == 1
+
+
+def test_a_log_that_cannot_be_rotated_is_a_problem(home: Home) -> None:
+    home.locations.log.write_text("old\n" * 2**18)
+    older = home.locations.log.with_name("pygraphd.log.1")
+    older.mkdir()
+    home.start()
+
+    problems = home.status()["problems"]
+
+    assert any("cannot be renamed to pygraphd.log.1" in each for each in problems), problems
+    text = home.locations.log.read_text()
+    assert (text.count("cannot be renamed"), "Traceback" in text) == (1, False)
+    older.rmdir()
+    assert home.pygraphd("stop").returncode == 0
+    assert older.read_text().startswith("old\n")
+
+
+def test_a_spool_that_keeps_its_files_is_a_problem(home: Home) -> None:
+    (home.locations.spool / "x.json").mkdir(parents=True)
+    (home.locations.spool / "x.bad" / "full").mkdir(parents=True)
+    home.locations.spool.chmod(0o700)
+    home.start()
+    home.wait_until(lambda: "nor set aside" in home.locations.log.read_text())
+
+    problems = home.status()["problems"]
+
+    assert (
+        f"{home.locations.spool}/x.json: cannot be read or set aside: Directory not empty; delete it"
+        in problems
+    )

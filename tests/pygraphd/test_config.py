@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pygraphd.config import Fault, Setting, config_file, load_config, shown, survey, variable
+from pygraphd.config import _DEFAULTS, Fault, Setting, config_file, load_config, shown, survey, variable
 from pygraphd.errors import Exit, UsageError
 
 
@@ -53,6 +53,10 @@ def test_a_flag_that_was_not_given_hides_nothing(environ: dict[str, str]) -> Non
         ("log = 3", "log: expected one of debug, info, warning, got 3"),
         ("housekeeping = 0", "at least 0.1 seconds"),
         ("idle_exit = '\udcff'", "not TOML"),
+        (f"lease = {'[' * 100_000}", "not TOML"),
+        *((f"{name} = {'9' * 5000}", "not TOML") for name in _DEFAULTS),
+        *((f"{name} = 0x{'f' * 5000}", f"{name}: ") for name in _DEFAULTS),
+        *((f"{name} = {'[' * 50}{']' * 50}", f"{name}: ") for name in _DEFAULTS),
     ],
 )
 def test_a_bad_file_is_named(environ: dict[str, str], tmp_path: Path, text: str, message: str) -> None:
@@ -159,3 +163,19 @@ def test_a_survey_has_what_is_valid_and_all_that_is_not(environ: dict[str, str],
         "origin": f"{file}: max_size",
         "error": f"max_size ({file}: max_size): at least 1 MB, or 0 for no limit",
     }
+
+
+@pytest.mark.parametrize("name", _DEFAULTS)
+@pytest.mark.parametrize(
+    "text", ["9" * 5000, f"{'9' * 5000}s", "\u0665" * 5000, "1e999", "\x1b[31m", "[" * 100_000]
+)
+def test_no_text_of_a_variable_or_flag_is_a_traceback(environ: dict[str, str], name: str, text: str) -> None:
+    with pytest.raises(UsageError, match=variable(name)):
+        load_config({**environ, variable(name): text}, {})
+    with pytest.raises(UsageError, match=f"--{name.replace('_', '-')}"):
+        load_config(environ, {name: text})
+    assert survey({**environ, variable(name): text}, {}).faults
+
+
+def test_a_port_may_have_zeros_before_it(environ: dict[str, str]) -> None:
+    assert load_config(environ, {"metrics_port": "000080"}).metrics_port.value == 80

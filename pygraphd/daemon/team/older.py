@@ -13,7 +13,8 @@ from pygraphd.daemon.queries import chunks
 from pygraphd.daemon.tables import Decision
 from pygraphd.daemon.team.queue import Publication, publications
 from pygraphd.schema import offline
-from pygraphd.schema.messages import RecordRequest
+from pygraphd.schema.checks import check_int
+from pygraphd.schema.messages import MAX_UID, RecordRequest
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.portable import HOST_PREFIXES
 
@@ -47,7 +48,8 @@ def measured_here(database: Path, until: float, most: int = MAX_OLDER) -> Iterat
             with contextlib.suppress(ValueError):  # not valid, as what another program has written there
                 entry = portable_rows.portable(row, measured.get((row["environment"], row["graph"]), []))
                 request = RecordRequest(entry.environment, entry.origin, (entry.record,))
-                found[row["id"]] = publications(request, row["uid"], row["measured_at"])
+                uid = check_int("uid", row["uid"], maximum=MAX_UID)
+                found[row["id"]] = publications(request, uid, row["measured_at"])
         yield [each for id_ in some for each in found.get(id_, [])]
 
 

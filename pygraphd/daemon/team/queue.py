@@ -75,6 +75,9 @@ class Queue:
         self.dropped = 0
         """Records that were dropped since the queue was opened: there were too many, or they could not be written or read."""
         self.problem: str | None = None
+        self.note: str | None = None
+        """What became of the file before, as long as the daemon lives."""
+        self._identity: database_files.FileIdentity | None = None
         self._run(lambda connection: None)
 
     def close(self) -> None:
@@ -161,8 +164,10 @@ class Queue:
             if self._is_closed:
                 return None
             try:
+                self._follow_file()
                 if self._connection is None:
                     self._connection = self._connected()
+                    self._identity = database_files.identity(self._path)
                 with self._connection:
                     result = action(self._connection)
             except (sqlite3.Error, OSError) as error:
@@ -170,6 +175,15 @@ class Queue:
                 return None
             self.problem = None
             return result
+
+    def _follow_file(self) -> None:
+        """Let go of a file that was removed or replaced: what is queued in it would be lost."""
+        if self._connection is None or database_files.identity(self._path) == self._identity:
+            return
+        lost = f"{self._count} records that waited in it are not published"
+        self.note = f"{self._path}: was removed or replaced while in use; {lost}"
+        _log.warning("%s; the daemon goes on with what is there now, or a new queue", self.note)
+        self._disconnect()
 
     def _connected(self) -> sqlite3.Connection:
         if (irregular := offline.irregular_file(self._path)) is not None:

@@ -119,7 +119,7 @@ class Worker:
             queued=len(self._queue),
             wanted=len(self._wanted),
             dropped=self._queue.dropped,
-            queue_problem=_printable(self._queue.problem or ""),
+            queue_problem=_printable(self._queue.problem or self._queue.note or ""),
         )
 
     def step(self) -> float | None:

@@ -104,3 +104,25 @@ def test_a_folder_open_to_others_is_refused(locations: Locations, capsys: pytest
     locations.runtime.chmod(0o777)
     assert pygraphd("start") == 1
     assert "others can write to it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["config show", "start", "status", "start --metrics-port 0", "doctor"])
+@pytest.mark.parametrize("what", ["file", "variable"])
+def test_a_setting_of_any_length_is_a_usage_error(
+    locations: Locations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+    what: str,
+) -> None:
+    monkeypatch.setattr("pygraphd.cli.doctor_probe.probe", dict)
+    if what == "file":
+        (locations.runtime / "config.toml").write_text(f"lease = {'[' * 100_000}")
+    else:
+        monkeypatch.setenv("PYGRAPHD_METRICS_PORT", "9" * 5000)
+
+    assert pygraphd(*words.split()) == (1 if words == "doctor" else 2)
+    said = capsys.readouterr()
+    named = "config.toml: not TOML" if what == "file" else "PYGRAPHD_METRICS_PORT: "
+    assert named in said.out + said.err
+    assert max(map(len, said.err.splitlines()), default=0) < 300

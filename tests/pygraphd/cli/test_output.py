@@ -218,3 +218,33 @@ def test_text_that_a_terminal_might_interpret_is_not_printed(
     with pytest.raises(SystemExit):
         main(["cache", "explain", f"{tmp_path}\x1b[2J"])
     assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["2>/dev/full", "2>&-", "2> >(:)"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("cache export NEW", 0),
+        ("cache export NEW --nonsense", 2),
+        ("cache prune", 2),
+        ("cache show abc", 2),
+        ("logs", 1),
+        ("config show", 0),
+    ],
+)
+def test_an_error_that_cannot_be_said_changes_no_exit_code(
+    commands: dict[str, int], tmp_path: Path, end: str, words: str, code: int
+) -> None:
+    locate().log.unlink()
+    new = tmp_path / "new.jsonl"
+    shell = ["/bin/bash", "-c", f'"$@" {end}', "bash", sys.executable, "-m", "pygraphd"]
+
+    done = subprocess.run(
+        [*shell, *words.replace("NEW", str(new)).split()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+
+    assert done.returncode == code
+    assert new.exists() is (words == "cache export NEW")

@@ -17,7 +17,7 @@ from pygraphd.cli.report import Report, report
 from pygraphd.cli.report_text import headline, report_text
 from pygraphd.cli.summaries import read_summary
 from pygraphd.client.common.report import Report as Written
-from pygraphd.errors import UsageError
+from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
@@ -302,3 +302,68 @@ def test_what_is_no_file_is_named_also_where_a_graph_might_be_called_so(
         assert capsys.readouterr().err == said
     os.mkfifo(str(os.getpid()))
     assert pygraphd("report", str(os.getpid())) == 0
+
+
+@pytest.mark.timeout(30)  # it would be waited for
+def test_a_page_is_not_written_to_a_pipe_that_nobody_reads(
+    tmp_path: Path, locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_html, "WAIT_S", 0.1)
+    pipe, summary = tmp_path / "pipe", tmp_path / "summary.json"
+    os.mkfifo(pipe)
+    summary.write_text(json.dumps(a_program().summary()))
+
+    assert pygraphd("report", str(summary), "--html", str(pipe)) == 1
+    assert capsys.readouterr().err == f"pygraphd: {pipe}: cannot be written: nobody reads it\n"
+
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        report_html.write(pipe, "a page")
+        assert os.read(reader, 100) == b"a page"
+        with pytest.raises(CommandError, match="its reader took more than"):
+            report_html.write(pipe, "x" * 2**20)
+    finally:
+        os.close(reader)
+
+
+def test_a_page_replaces_a_file_at_once_and_follows_links(tmp_path: Path) -> None:
+    page, link = tmp_path / "page.html", tmp_path / "link.html"
+    page.write_text("before")
+    page.chmod(0o640)
+    link.symlink_to(page)
+
+    report_html.write(link, "after\ud800")
+
+    assert (page.read_text(), link.is_symlink(), page.stat().st_mode & 0o777) == ("after?", True, 0o640)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "page.html"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("/dev/full", "No space left on device"),
+        ("/", "Is a directory"),
+        ("/nowhere/page.html", "No such file"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_one_line(target: str, said: str) -> None:
+    report_html.write(Path("/dev/null"), "a page")
+    with pytest.raises(CommandError, match=f"{target}: cannot be written: {said}"):
+        report_html.write(Path(target), "a page")
+
+
+def test_a_cost_that_no_number_of_steps_pays_back(tmp_path: Path, locations: Locations) -> None:
+    """The quotient of a long time and a tiny gain is infinite."""
+    made = Written()
+    made.record_deployment(graph("a"), HERE, FASTER, Source.MEASURED, measured=both(1e-300, 1e-310))
+    written = made.summary()
+    written["measuring_ms"] = 1e12
+    for figure in written["facts"]["a" * 64]["figures"]:
+        figure["host_us"] = figure["span_us"] = 2e-300 if figure["deployment"] == "KERNELS" else 1e-300
+    file = tmp_path / "tiny.json"
+    file.write_text(json.dumps(written))
+
+    found = report(read_summary(file), locations)
+    assert found.gain_ms > 0
+    assert found.paid_back_after is None
+    assert "paid back" not in report_text(found)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from pygraphd.config import load_config
+from pygraphd.daemon import connections
 from pygraphd.daemon.cache import Cache
 from pygraphd.daemon.connections import (
     Connections,
@@ -110,11 +111,32 @@ def test_connections_in_use_are_not_ended_for_new_ones(
             each[1].write(PING + head)
             assert (await _answer(each[0]))[0] == 200
         for _ in range(3):
-            status, refused = await _answer((await connect())[0])
+            status, refused = await _asked(await connect(), b"POST /v1/prune HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (status, refused) == (503, {"error": "too many connections of this user"})
         # One line, or who connects often pushes all else out of the log.
         assert caplog.text.count("no more are served") == 1
         assert [(await _asked(each, body))[0] for each in busy] == [200] * 3
+
+    _serving(tmp_path, LONG, use)
+
+
+def test_pings_are_answered_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else `status` and `stop` would have a daemon that is busy killed."""
+    monkeypatch.setattr(connections, "_RESERVE", 2)
+
+    async def use(connect: Callable[[], Awaitable[Streams]]) -> None:
+        for each in [await connect() for _ in range(3)]:
+            each[1].write(PING + b"POST /v3/record HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx")
+            assert (await _answer(each[0]))[0] == 200
+        for _ in range(3):
+            ping = await connect()
+            assert (await _asked(ping, PING))[0] == 200
+            assert await ping[0].read() == b""
+            assert (await _asked(await connect(), PING.replace(b"ping", b"stats")))[0] == 200
+        silent = [await connect() for _ in range(2)]
+        assert (await _answer((await connect())[0]))[0] == 503  # at once, as the reserve is taken, too
+        assert [await each[0].read() for each in silent] == [b"", b""]
+        assert (await _asked(await connect(), PING))[0] == 200
 
     _serving(tmp_path, LONG, use)
 

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.daemon.lock import Activity, acquire, holder, hung_text, is_held
+from pygraphd.cli import lifecycle
+from pygraphd.daemon import control
+from pygraphd.daemon.lock import Activity, acquire, holder, hung_text, is_held, why_unknown
+from pygraphd.errors import CommandError
 from pygraphd.schema.locations import Locations, locate
 
 if TYPE_CHECKING:
@@ -103,3 +106,51 @@ def test_a_holder_that_is_about_to_answer_or_to_end_is_not_to_be_killed(
     held.say(Activity.SERVING)
     assert "-9" in hung_text(locations)
     held.close()
+
+
+def test_a_holder_that_cannot_be_connected_to_is_not_to_be_killed(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path, _timeout_s: float) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    held = acquire(locations)
+    assert held is not None
+    monkeypatch.setattr(control, "connect", refuse)
+    assert hung_text(locations) == (
+        f"process {os.getpid()} holds the lock, but {locations.socket} cannot be connected to: Permission denied; "
+        f"run: chmod 700 {locations.socket.parent}; chmod 600 {locations.socket}"
+    )
+    held.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(503, "answers with status 503 (busy): try again later"), (200, "it answers now")]
+)
+def test_a_holder_that_answers_is_not_to_be_killed(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch, status: int, text: str
+) -> None:
+    held = acquire(locations)
+    assert held is not None
+    monkeypatch.setattr(control, "_ask", lambda *_words: (status, b'{"error": "busy"}'))
+    assert text in hung_text(locations)
+    assert "-9" not in hung_text(locations)
+    held.close()
+
+
+def test_a_lock_that_cannot_be_opened_leaves_unknown_whether_it_is_held(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert why_unknown(locations) is None
+    locations.lock.touch()
+    assert why_unknown(locations) is None
+
+    def refuse(*_words: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert why_unknown(locations) == (
+        f"{locations.lock}: cannot be opened, so whether pygraphd runs is not known: Permission denied; run: chmod 600 {locations.lock}"
+    )
+    with pytest.raises(CommandError, match="whether pygraphd runs is not known"):
+        lifecycle.stop(locations)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.daemon import spool
-from pygraphd.daemon.spool import SpoolState, ingest_file, records
+from pygraphd.daemon.spool import Intake, SpoolState, ingest_file, records
 from pygraphd.daemon.store import DiskFullError, Store
 from pygraphd.schema.messages import MAX_BODY_BYTES, RecordRequest, encode
 
@@ -155,3 +155,53 @@ def test_one_pass_is_bounded(
 def test_a_missing_folder_is_empty(tmp_path: Path, store: Store) -> None:
     assert _ingest(tmp_path / "none", store.record) == 0
     assert spool.state(tmp_path / "none") == SpoolState(0, 0)
+
+
+def _take_in(intake: Intake, store: Callable[[RecordRequest, int], int]) -> int:
+    return sum(intake.ingest(name, store) for name in intake.records())
+
+
+def test_what_cannot_be_removed_is_stored_once(
+    folder: Path,
+    make_request: Callable[..., RecordRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("1.json", "2.json"):
+        _leave(folder, name, encode(make_request(name)))
+    intake = Intake(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        assert [_take_in(intake, lambda _request, _uid: 1) for _ in range(3)] == [2, 0, 0]
+        assert not intake.is_any_waiting()
+        assert intake.problems() == [
+            f"{folder}: 2 files were stored but cannot be removed: Permission denied; give the daemon the right to write there"
+        ]
+        _leave(folder, "2.json", encode(make_request("other", "more")))
+        assert _take_in(intake, lambda _request, _uid: 1) == 1
+    assert caplog.text.count("cannot be removed") == 1
+
+    assert _take_in(intake, lambda _request, _uid: 1) == 0
+    assert list(folder.iterdir()) == []
+    assert intake.problems() == []
+
+
+def test_what_cannot_be_set_aside_is_said_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "x.json").mkdir()
+    (folder / "x.bad" / "full").mkdir(parents=True)
+    intake = Intake(folder)
+
+    assert [_take_in(intake, lambda _request, _uid: 1) for _ in range(3)] == [0, 0, 0]
+
+    assert not intake.is_any_waiting()
+    assert caplog.text.count("nor set aside") == 1
+    assert intake.problems() == [
+        f"{folder}/x.json: cannot be read or set aside: Directory not empty; delete it"
+    ]
+    (folder / "x.bad" / "full").rmdir()
+    assert intake.records() == []
+    assert intake.problems() == []
+    assert not (folder / "x.json").exists()

@@ -126,3 +126,19 @@ def test_a_row_that_cannot_be_read_hides_no_other(
     other.close()
     assert queue.first(9) == make("b")
     assert (len(queue), queue.dropped) == (1, 1)
+
+
+def test_a_file_that_was_removed_is_begun_anew(
+    queue: Queue, path: Path, make: Callable[..., list[Publication]], caplog: pytest.LogCaptureFixture
+) -> None:
+    queue.put(make("a"))
+    path.unlink()
+    queue.put(make("b"))
+    assert (queue.first(9), len(queue), queue.problem) == (make("b"), 1, None)
+    note = f"{path}: was removed or replaced while in use; 1 records that waited in it are not published"
+    assert queue.note == note
+    assert caplog.text.count(note) == 1
+    queue.close()
+    again = Queue(path)
+    assert (again.first(9), again.note) == (make("b"), None)
+    again.close()

@@ -1,0 +1,97 @@
+"""What `status` says of files that the daemon cannot use, before it tries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pygraphd.cli.status import Status, collect
+from pygraphd.daemon.store import Store
+from pygraphd.schema.locations import Locations, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_OTHER = 65534
+
+
+def _collect_as_somebody(locations: Locations) -> Status:
+    if os.geteuid():
+        return collect(locations)
+    for each in (locations.runtime, *locations.runtime.iterdir()):
+        os.chown(each, _OTHER, -1)
+    os.seteuid(_OTHER)
+    try:
+        return collect(locations)
+    finally:
+        os.seteuid(os.getuid())
+
+
+@pytest.fixture
+def locations() -> Iterator[Locations]:
+    """Return a home that another user may look into."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        home = Path(name) / "home"
+        (home / "spool").mkdir(mode=0o700, parents=True)
+        home.chmod(0o700)
+        yield locate({"PYGRAPHD_HOME": str(home)})
+
+
+@pytest.mark.parametrize("name", ["database", "lock", "log", "team_queue"])
+def test_a_file_that_may_not_be_written_is_said(locations: Locations, name: str) -> None:
+    with Store(locations.database):
+        pass
+    file: Path = getattr(locations, name)
+    file.touch()
+    file.chmod(0o400)
+
+    problems = _collect_as_somebody(locations).problems
+
+    assert problems == [f"{file}: its mode 400 keeps you from writing to it; run: chmod 600 {file}"]
+
+
+@pytest.mark.parametrize("name", ["database", "lock", "log", "team_queue"])
+def test_a_loop_of_links_is_said(locations: Locations, name: str) -> None:
+    file: Path = getattr(locations, name)
+    file.symlink_to(file.name)
+
+    assert collect(locations).problems == [
+        f"{file}: cannot be read: Too many levels of symbolic links; move it away"
+    ]
+
+
+def test_a_folder_in_the_way_of_the_older_log_is_said(locations: Locations) -> None:
+    older = locations.log.with_name("pygraphd.log.1")
+    older.mkdir()
+
+    assert collect(locations).problems == [f"{older}: is not a regular file; move it away"]
+
+
+def test_an_empty_database_is_said_to_be_empty(locations: Locations) -> None:
+    locations.database.touch()
+
+    status = collect(locations)
+
+    assert (status.entries, status.problems) == (
+        0,
+        [f"{locations.database}: is empty; `pygraphd start` makes it anew"],
+    )
+
+
+def test_another_programs_database_is_said_to_be_that(locations: Locations) -> None:
+    with contextlib.closing(sqlite3.connect(locations.database)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+
+    status = collect(locations)
+
+    assert (status.entries, status.problems) == (
+        None,
+        [f"{locations.database}: is another program's database; `pygraphd start` sets it aside"],
+    )
