@@ -70,6 +70,8 @@ def test_a_running_program_takes_up_what_its_team_has_measured(
     run_until(second, graphs, "adopted")
 
     counts = second.report.counts
-    assert (counts["waited"], counts["measured"], counts["recorded"]) == (GRAPHS, 0, 0)
+    # How many had to wait is for the machine to say: all of the team's answers may be there by the time that a later one is asked for.
+    assert (counts["adopted"], counts["measured"], counts["recorded"]) == (GRAPHS, 0, 0)
+    assert counts["waited"] <= GRAPHS
     assert sources(second) == {("GRAPH", "cache")}
     assert second.report.failures == {}
