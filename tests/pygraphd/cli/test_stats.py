@@ -3,29 +3,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import pytest
-
-from pygraphd.cli import main
 from pygraphd.cli.stats import Statistics, statistics_text
 from pygraphd.daemon.statistics import Counters
 from pygraphd.daemon.store import Store
-from pygraphd.schema.locations import Locations, locate
+from tests.support.cli_command import locations, pygraphd
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import pytest
 
+    from pygraphd.schema.locations import Locations
 
-@pytest.fixture
-def locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Locations:
-    monkeypatch.setenv("PYGRAPHD_HOME", str(tmp_path))
-    return locate()
-
-
-def pygraphd(*words: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    assert isinstance(caught.value.code, int)
-    return int(caught.value.code)
+__all__ = ["locations"]  # a fixture
 
 
 def test_without_a_daemon_the_file_tells_what_was_counted_ever(
