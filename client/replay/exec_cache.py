@@ -131,9 +131,8 @@ class Executables:
             with self._driver.relaxed():
                 self._parameters.write_graph(but_kernels=is_first)
                 self._handles.append(self._driver.instantiate(self._graph, stream))
-            if (
-                self._parameters.has_copies and torch_private.was_profiled()
-            ):  # also if another thread has begun a profile meanwhile
+            # Asked last: another thread may have begun a profile meanwhile.
+            if self._parameters.has_copies and torch_private.was_profiled():
                 self.can_launch_profiled = False
                 self._keep_from_profiles(self.table)
         except DriverError as error:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import sqlalchemy as sa
 
-from pygraphd import folders
 from pygraphd.cli.catalogue import Catalogue
 from pygraphd.cli.output import complain
 from pygraphd.cli.spool_catalogue import SpoolCatalogue
@@ -102,7 +101,6 @@ def _known(catalogue: Catalogue, ids: Sequence[str]) -> int:
 @contextlib.contextmanager
 def _opened(locations: Locations) -> Iterator[Catalogue | None]:
     """Yield the catalogue, or None for a database that has no entries: there is none, or it would be set aside, which is said."""
-    folders.check_readable(locations)
     path = locations.database
     if not path.exists() or not path.stat().st_size:
         yield None

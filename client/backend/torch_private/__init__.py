@@ -1,7 +1,7 @@
 """The only package that names private torch. Supports 2.11 to 2.15; a contract test pins the names that are used of each version.
 
-Importing it imports torch, and most names import Inductor when they are used. Until Inductor is imported, only the profiler is watched. Who ports PyGraph to another torch begins
-with `requirements.py`. All other code calls `torch_private.NAME`.
+Importing it imports torch, and most names import Inductor when they are used. Until Inductor is imported, only the profiler is watched.
+Who ports PyGraph to another torch begins with `requirements.py`. All other code calls `torch_private.NAME`.
 """
 
 # A list of names, several in a line.
