@@ -58,6 +58,27 @@ def test_what_was_measured_can_be_written(tmp_path: Path) -> None:
     assert found["environment"]["torch"] == torch.__version__
 
 
+def test_graphs_are_told_what_is_saved_for_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[frozenset[int]] = []
+    regions = region_child.Regions(region_child.GRAPH)
+    facts_of = region_child.facts_of
+    monkeypatch.setattr(
+        region_child,
+        "facts_of",
+        lambda compiled: told.append(compiled.saved) or facts_of(compiled),
+    )
+    torch._dynamo.reset()
+    undo = regions.install()
+    try:
+        with torch._inductor.utils.fresh_inductor_cache():
+            torch.compile(lambda x: x.sin().exp() * x)(torch.ones(8, requires_grad=True)).sum().backward()
+    finally:
+        undo()
+
+    assert len(told) == 2
+    assert told[0]
+
+
 def test_the_clock_is_how_many_cycles_a_microsecond_has() -> None:
     found = region_child.clock_mhz([30.0, 30.0, 40.0])
 

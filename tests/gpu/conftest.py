@@ -35,7 +35,7 @@ def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def graphs_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have each trial in which a GRAPH was measured choose it, whatever its times are: other programs may share the GPU."""
+    """Have each trial in which a GRAPH was measured end with its first samples and choose it: other programs may share the GPU."""
     from pygraphd.schema import policy
     from pygraphd.schema.messages import Decision, Deployment, Measurement
     from pygraphd.schema.reasons import Reason, ReasonCode
@@ -46,7 +46,8 @@ def graphs_win(monkeypatch: pytest.MonkeyPatch) -> None:
         has_graph = any(each.deployment is Deployment.GRAPH for each in measurements)
         return chosen if has_graph else policy.decide(measurements)
 
-    monkeypatch.setattr("pygraphd.client.autotune.partition_trial.decide", decide)
+    for module in ("partition_trial", "trial"):  # the first chooses, the second asks whether the samples are noisy
+        monkeypatch.setattr(f"pygraphd.client.autotune.{module}.decide", decide)
 
 
 @pytest.fixture(scope="session", autouse=True)
