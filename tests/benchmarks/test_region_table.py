@@ -110,7 +110,7 @@ def test_the_hosts_time_is_held_against_pytorch_s_region_by_region() -> None:
 
 
 def test_a_stored_file_is_printed() -> None:
-    done = benchmarks("table", str(RESULTS / "regions-h100.json"), str(RESULTS / "steps-h100.json"))
+    done = benchmarks("table", str(RESULTS / "regions-h200.json"), str(RESULTS / "steps-h100.json"))
 
     assert done.returncode == 0
     assert "deep-inference" in done.stdout

@@ -212,7 +212,13 @@ def _regions(result: Result) -> str:
     )
     head = ["workload", "run as", "host, us", "GPU, us", "reserved, MB"]
     return "\n\n".join(
-        [f"## Compiled graphs on {gpu_of(result)}", result.where(counts), text, markdown_table(head, rows)]
+        [
+            f"## Compiled graphs on {gpu_of(result)}",
+            result.where(counts),
+            text,
+            *result.content.get("notes", []),
+            markdown_table(head, rows),
+        ]
     )
 
 
