@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pygraphd.schema import shipped
 from pygraphd.schema.messages import LookupRequest, Origin, RecordRequest, encode
 from tests.support.shipped_rows import FASTER, H100, KERNELS, row, written
 
@@ -49,6 +51,27 @@ def test_they_rank_below_what_was_found_out_here_and_are_counted(home: Home, tmp
     assert (counted["hits"], counted["shipped_hits"], counted["misses"]) == (4, 3, 2)
     assert (counted["other_environment"], counted["entries"], counted["problems"]) == (2, 1, [])
     assert counted["measuring_saved_s"] == pytest.approx(3 * 8 * 70e-6)
+
+
+def test_the_packages_own_are_answered(home: Home) -> None:
+    """Each decision in the files of the package is found by its own key, and the daemon says so."""
+    packaged = sorted(
+        shipped.load(shipped.folder(shipped.PACKAGE)).known.values(), key=lambda each: each.row.key
+    )
+    home.variables["PYGRAPHD_SHIPPED"] = shipped.PACKAGE
+    home.start()
+    home.wait_until(lambda: stats(home)["shipped"] == len(packaged))
+
+    for same, known in itertools.groupby(packaged, key=lambda each: each.row.environment):
+        records = {each.row.record.graph.digest: each.row.record for each in known}
+        status, answer = home.ask("POST", "/v3/lookup", encode(LookupRequest(same.digest(), tuple(records))))
+        found = {each["graph"]: each for each in answer["entries"]}
+        assert status == 200
+        assert {digest: each["decision"]["deployment"] for digest, each in found.items()} == {
+            digest: record.decision.deployment.value for digest, record in records.items()
+        }
+        assert {each["host"] for each in found.values()} == {"shipped:pygraphd"}
+    assert stats(home)["shipped_hits"] == len(packaged) > 300
 
 
 def test_a_file_that_is_refused_is_a_problem_until_it_is_mended(home: Home, tmp_path: Path) -> None:
