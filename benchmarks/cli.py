@@ -13,6 +13,8 @@ from benchmarks.clients.records import read_clients
 from benchmarks.compare import BAD, BASELINES, Kind, Verdict, compare, variants_to_compare
 from benchmarks.compare import render as render_comparisons
 from benchmarks.errors import BenchmarkError
+from benchmarks.peak_memory import line as memory_line
+from benchmarks.peak_memory import peak_memory
 from benchmarks.records import read_records
 from benchmarks.regions import DEFAULT_WAYS, Record, measure_regions
 from benchmarks.run import Plan, Run
@@ -247,17 +249,21 @@ def _compare(options: argparse.Namespace) -> int:
     records = [record for file in options.file for record in read_records(file)]
     baselines = [variant.name for variant in select_variants(options.baselines)]
     verdicts: list[Verdict] = []
+    is_memory_kept = True
     for variant in [options.variant] if options.variant else variants_to_compare(records):
         if not (comparisons := compare(records, variant, baselines)):
             break
         print(render_comparisons(comparisons, variant, baselines))
+        for memory in peak_memory(records, variant):
+            print(memory_line(memory))
+            is_memory_kept &= memory.is_kept
         kinds = list(Kind) if options.back_to_back else [Kind.WAITED_FOR]
         verdicts += [each.times[kind].verdict for each in comparisons for kind in kinds]
     if not verdicts:
         raise BenchmarkError(
             f"no record of {options.variant or 'PyGraph'} in these files: name another with --variant"
         )
-    return int(any(verdict in BAD for verdict in verdicts))
+    return int(any(verdict in BAD for verdict in verdicts) or not is_memory_kept)
 
 
 def _table(options: argparse.Namespace) -> int:

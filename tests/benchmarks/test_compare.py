@@ -189,9 +189,11 @@ def test_a_line_for_each_workload_and_what_they_come_to() -> None:
     ]
 
 
-@pytest.mark.parametrize(("variant", "workloads"), [("pygraph-cold", 23), ("pygraph-warm", 22)])
-def test_a_stored_file_is_judged(variant: str, workloads: int) -> None:
-    done = benchmarks("compare", "--variant", variant, str(RESULTS / "steps-h200.json"))
+@pytest.mark.parametrize(
+    ("variant", "gpu", "workloads"), [("pygraph-cold", "h200", 23), ("pygraph-warm", "h100", 22)]
+)
+def test_a_stored_file_is_judged(variant: str, gpu: str, workloads: int) -> None:
+    done = benchmarks("compare", "--variant", variant, str(RESULTS / f"steps-{gpu}.json"))
 
     start = f"waited for, {workloads} workloads"
     waited_for = next(line for line in done.stdout.splitlines() if line.startswith(start))

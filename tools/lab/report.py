@@ -9,20 +9,20 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import region_table
-from benchmarks.compare import BASELINES, Comparison, Kind, Times, Verdict, compare, variants_to_compare
+from benchmarks.compare import BASELINES, compare, variants_to_compare
 from benchmarks.errors import BenchmarkError
 from benchmarks.processes import ROOT
 from benchmarks.variants import VARIANTS
 from tools.lab.client_report import client_sections, readme_clients
 from tools.lab.overhead import PARTS, overheads
-from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, process_counts, read_results
+from tools.lab.steps_report import step_ms, steps_section
+from tools.lab.stored import Result, code, gpu_of, markdown_table, process_counts, read_results
 from tools.lab.suite_report import readme_suites, suite_sections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.records import Record
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _IN_README = (
@@ -34,7 +34,6 @@ _README_VARIANTS = {
     "pygraph-cold": 'PyGraph, `mode="reduce-overhead"`',
 }
 _NONE = ""
-_MODES = {"inference": ("inference",), "training": ("training",), "both": ("inference", "training")}
 
 
 def write_report(root: Path = ROOT) -> list[str]:
@@ -89,7 +88,7 @@ def performance(folder: Path) -> str:
     variants = "\n".join(f"| `{name}` | {VARIANTS[name].summary} |" for name in shown)
     sections = [
         _INTRODUCTION.format(variants=variants),
-        *(_steps(each) for each in read_results(folder, "steps")),
+        *(steps_section(each) for each in read_results(folder, "steps")),
         *suite_sections(folder),
         *client_sections(folder),
         *(_regions(each) for each in read_results(folder, "regions")),
@@ -99,96 +98,6 @@ def performance(folder: Path) -> str:
         *_pictures(folder),
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _steps(result: Result) -> str:
-    records = result.records
-    comparisons = {name: compare(records, name) for name in variants_to_compare(records)}
-    counts = process_counts(records)
-    return "\n\n".join(
-        [
-            f"## Steps on {gpu_of(result)}",
-            result.where(counts),
-            "Geometric means of PyGraph's time over the other's, over the workloads that both baselines and the variant run:",
-            _means(comparisons),
-            *(f"### {str(kind).capitalize()}\n\n{_times(records, comparisons, kind)}" for kind in Kind),
-            "### Peak reserved memory\n\nIn MB, from the start of the process: what PyGraph reserves for a while to record and verify its graphs is in it.",
-            _memory(records),
-        ]
-    )
-
-
-def _means(comparisons: Mapping[str, Sequence[Comparison]]) -> str:
-    columns = [f"{kind}: over {name}" for kind in Kind for name in (*map(code, BASELINES), "the better")]
-    rows = [
-        [code(variant), mode, str(len(common)), *_row_of_means(variant, common)]
-        for variant, found in comparisons.items()
-        for mode, modes in _MODES.items()
-        if (common := [each for each in found if each.mode in modes and _is_complete(each)])
-    ]
-    return markdown_table(["variant", "mode", "workloads", *columns], rows)
-
-
-def _is_complete(each: Comparison) -> bool:
-    return all(times.ratio is not None and set(BASELINES) <= set(times.ms) for times in each.times.values())
-
-
-def _row_of_means(variant: str, common: Sequence[Comparison]) -> list[str]:
-    return [
-        f"{mean:.3f}"
-        for kind in Kind
-        for mean in (
-            *(
-                _mean([each.times[kind].ms[variant] / each.times[kind].ms[name] for each in common])
-                for name in BASELINES
-            ),
-            _mean([each.times[kind].ratio or 1.0 for each in common]),
-        )
-    ]
-
-
-def _mean(ratios: Sequence[float]) -> float:
-    return statistics.geometric_mean(ratios)
-
-
-def _times(records: Sequence[Record], comparisons: Mapping[str, Sequence[Comparison]], kind: Kind) -> str:
-    found = {(name, each.workload): each.times[kind] for name, all_ in comparisons.items() for each in all_}
-    rows, tried = [], {(each.workload, each.variant) for each in records}
-    for workload in dict.fromkeys(each.workload for each in records):
-        of_any = next(found[name, workload] for name in comparisons if (name, workload) in found)
-        plain = [_ms(of_any, name) if (workload, name) in tried else _NONE for name in BASELINES]
-        ours = [_ours(found.get((name, workload)), name) for name in comparisons]
-        rows.append([workload, *plain, *ours])
-    return markdown_table(["workload", *map(code, (*BASELINES, *comparisons))], rows)
-
-
-def _ms(times: Times, name: str) -> str:
-    return milliseconds(times.ms[name]) if name in times.ms else "fails"
-
-
-def _ours(times: Times | None, name: str) -> str:
-    if times is None:
-        return _NONE
-    if times.verdict is Verdict.FAILED or name not in times.ms:
-        return "**fails**"
-    if times.ratio is None:
-        return milliseconds(times.ms[name])
-    noise = "?" if times.noise is None else f"{times.noise:.0%}"
-    text = f"{times.ratio:.2f} ±{noise}"
-    return f"{milliseconds(times.ms[name])} ({f'**{text}**' if times.verdict is Verdict.SLOWER else text})"
-
-
-def _memory(records: Sequence[Record]) -> str:
-    names = [*BASELINES, *variants_to_compare(records)]
-    most: dict[tuple[str, str], float] = {}
-    for each in records:
-        key = each.workload, each.variant
-        most[key] = max(most.get(key, 0.0), each.reserved_mb or 0.0)
-    rows = [
-        [workload, *(f"{mb:.0f}" if (mb := most.get((workload, name))) else _NONE for name in names)]
-        for workload in dict.fromkeys(each.workload for each in records)
-    ]
-    return markdown_table(["workload", *map(code, names)], rows)
 
 
 def _regions(result: Result) -> str:
@@ -451,11 +360,11 @@ def readme_table(results: Sequence[Result]) -> str:
     rows = []
     for workload in shown:
         times = {name: comparisons[name][workload].waited_for for name in ours}
-        plain = [_ms(times[ours[0]], name) for name in BASELINES]
-        rows.append([workload, *plain, *(_ms(times[name], name) for name in ours)])
+        plain = [step_ms(times[ours[0]], name) for name in BASELINES]
+        rows.append([workload, *plain, *(step_ms(times[name], name) for name in ours)])
     head = ["ms a step", *map(code, BASELINES), *(_README_VARIANTS[name] for name in ours)]
     means = [
-        f"{_README_VARIANTS[name]}: {_mean(ratios):.2f} over {len(ratios)} workloads"
+        f"{_README_VARIANTS[name]}: {statistics.geometric_mean(ratios):.2f} over {len(ratios)} workloads"
         for name in ours
         if (ratios := [r for each in comparisons[name].values() if (r := each.waited_for.ratio) is not None])
     ]
