@@ -45,10 +45,16 @@ ONE_GPU = (
     Client("peft_lora", ("peft", "transformers")),
     Client("gpt_decode"),
     Client("serve_batches"),
+    Client("serve_every_size"),
     Client("pyg_gcn", ("torch_geometric",)),
     Client("ppo"),
 )
-TWO_GPUS = (Client("tp_decode", gpus=2), Client("ddp_train", gpus=2), Client("fsdp2_train", gpus=2))
+TWO_GPUS = (
+    Client("tp_decode", gpus=2),
+    Client("tp_dtensor", gpus=2),
+    Client("ddp_train", gpus=2),
+    Client("fsdp2_train", gpus=2),
+)
 GROUPS = {"one-gpu": ONE_GPU, "two-gpu": TWO_GPUS, "all": (*ONE_GPU, *TWO_GPUS)}
 
 

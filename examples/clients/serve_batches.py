@@ -4,6 +4,7 @@ Batches are padded to a few sizes, each of which comes back.
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,14 +134,14 @@ class Arrivals:
             self.count += 1
 
 
-def padded(requests: int) -> int:
-    """Return the number of rows that so many requests take."""
-    return next(size for size in PADDED if size >= requests)
-
-
 @torch.no_grad()
-def serve(model: Server, mode: str, steps: int, sizes: Sizes) -> dict[str, Any]:
-    """Take `steps` steps; the last texts are held against what the model says of them without `torch.compile`."""
+def serve(
+    model: Server, mode: str, steps: int, sizes: Sizes, rows_of_batches: Sequence[int]
+) -> dict[str, Any]:
+    """Take `steps` steps, each with the least of the rows that hold its requests.
+
+    The last texts are held against what the model says of them without `torch.compile`.
+    """
     step = compiled(next_tokens, mode, fullgraph=True, dynamic=True)
     pages = torch.arange((MOST + 1) * sizes.length // PAGE, device=DEVICE).view(MOST + 1, -1)
     texts = torch.randint(sizes.vocabulary, (steps * MOST, sizes.length), device=DEVICE)
@@ -150,7 +151,8 @@ def serve(model: Server, mode: str, steps: int, sizes: Sizes) -> dict[str, Any]:
         active = arrivals.active
         used = len(active)
         rows = [(each.number, each.at, each.place) for each in active]
-        rows += [(0, 0, MOST)] * (padded(used) - used)
+        padded = next(size for size in rows_of_batches if size >= used)
+        rows += [(0, 0, MOST)] * (padded - used)
         texts_of, at, places = torch.tensor(rows).to(DEVICE).unbind(1)
         clock.begin()
         tokens = step(model, texts[texts_of, at][:, None], at[:, None], pages[places])
@@ -169,15 +171,20 @@ def serve(model: Server, mode: str, steps: int, sizes: Sizes) -> dict[str, Any]:
     return clock.result(tolerance=0.02, agreements=agreements)
 
 
-def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
-    """Serve for `steps` steps."""
-    sizes = TINY if tiny else LARGE
+def server(sizes: Sizes) -> Server:
+    """Return a server with random weights, with pages for one request more than a batch has: that of the padding."""
     with torch.device(DEVICE):
         model = Server(sizes, MOST + 1)
     for weight in model.parameters():
         if weight.dim() == 2:
             nn.init.normal_(weight, std=0.02)
-    return serve(model.eval(), mode, steps, sizes)
+    return model.eval()
+
+
+def main(mode: str, steps: int, tiny: bool) -> dict[str, Any]:
+    """Serve for `steps` steps."""
+    sizes = TINY if tiny else LARGE
+    return serve(server(sizes), mode, steps, sizes, PADDED)
 
 
 if __name__ == "__main__":

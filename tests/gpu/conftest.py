@@ -46,7 +46,8 @@ def graphs_win(monkeypatch: pytest.MonkeyPatch) -> None:
         has_graph = any(each.deployment is Deployment.GRAPH for each in measurements)
         return chosen if has_graph else policy.decide(measurements)
 
-    for module in ("partition_trial", "trial"):  # the first chooses, the second asks whether the samples are noisy
+    # The first chooses, the second asks whether the samples are noisy.
+    for module in ("partition_trial", "trial"):
         monkeypatch.setattr(f"pygraphd.client.autotune.{module}.decide", decide)
 
 

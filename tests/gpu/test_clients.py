@@ -32,11 +32,13 @@ LIBRARIES = {
     "pyg_gcn": ("torch_geometric",),
     "sentence_embeddings": ("sentence_transformers", "transformers"),
     "serve_batches": (),
+    "serve_every_size": (),
     "timm_train": ("timm",),
     "whisper_transcribe": ("transformers",),
 }
-TWO_GPUS = ("tp_decode", "ddp_train", "fsdp2_train")
-MANY_SIZES = {"sentence_embeddings"}
+TWO_GPUS = ("tp_decode", "tp_dtensor", "ddp_train", "fsdp2_train")
+TENSOR_PARALLEL = {"tp_decode", "tp_dtensor"}
+MANY_SIZES = {"sentence_embeddings", "serve_every_size"}
 """Programs in which hardly a size comes back often enough to be tried."""
 
 
@@ -102,6 +104,8 @@ def test_a_program_on_two_gpus_comes_to_the_same_results(name: str, tmp_path: Pa
         pytest.skip("needs two GPUs")
     for summary in same_results(name, tmp_path):
         assert summary["graphs"] > 0
+        if name in TENSOR_PARALLEL:
+            assert summary["captured"] > 0, summary["reasons"]
 
 
 def same_results(name: str, folder: Path) -> list[dict[str, Any]]:
