@@ -1,24 +1,36 @@
-"""The `pygraphd` program: runs one command and turns its error into one line and an exit code. See `commands`."""
+"""The `pygraphd` program: runs one command and turns its error into one line and an exit code. See `commands`.
+
+All imports are within `main`: an interrupt during those before it would end in a traceback.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, NoReturn
 
-from pygraphd.cli.output import NobodyReadsError, complain, standard_error, standard_output
-from pygraphd.errors import CommandError, Exit
-
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of this module
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
+
+_INTERRUPTED = 130
+"""The exit code after SIGINT, as shells have it: 128 and the signal's number."""
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one command and exit with its code."""
-    with standard_error():
-        _exit_after(arguments)
+    """Run one command and exit with its code; an interrupt that the command does not handle gives 130, and no word."""
+    try:
+        from pygraphd.cli.output import standard_error
+
+        with standard_error():
+            _exit_after(arguments)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
 
 
 def _exit_after(arguments: Sequence[str] | None) -> NoReturn:
+    from pygraphd.cli.output import NobodyReadsError, complain
+    from pygraphd.errors import CommandError, Exit
+
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
     except NobodyReadsError as error:
@@ -41,6 +53,8 @@ def _run(words: list[str]) -> NoReturn:
 
         launch(words[1:])
     from pygraphd.cli.commands import application
+    from pygraphd.cli.output import standard_output
+    from pygraphd.errors import Exit
 
     with standard_output():
         application(words, prog_name="pygraphd")

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 def printable(text: str, keep: str = "") -> str:
     """Return a text with a question mark for each character that a terminal might interpret, but those to keep."""
-    if text.translate(dict.fromkeys(map(ord, keep))).isprintable():
+    others = text
+    for each in keep:
+        others = others.replace(each, "")
+    if others.isprintable():
         return text  # at once, as nearly all is
     return "".join(each if each.isprintable() or each in keep else "?" for each in text)
 

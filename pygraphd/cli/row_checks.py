@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.daemon.rederiving import decision_of, measurement_of
@@ -20,8 +22,8 @@ _MEASURED = ("median_us", "mad_us", "host_us", "span_us", "host_mad_us", "span_m
 
 
 def entry(row: Row, medians: Row) -> Row:
-    """Return the facts of an entry, its sizes as a list; raises InvalidMessageError unless the daemon could have stored all of them."""
-    return _checked(row, lambda: _entry(row, medians))
+    """Make a row the facts of an entry, with its sizes as a list, and return it; raises InvalidMessageError unless the daemon could have stored all of them."""
+    return _refused(lambda: _entry(row, medians))
 
 
 def environment(row: Row) -> Row:
@@ -38,6 +40,11 @@ def _checked(row: Row, check: Callable[[], Row]) -> Row:
     for name, value in row.items():
         if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
             raise InvalidMessageError(f"{name}: neither text nor a finite number")
+    return _refused(check)
+
+
+def _refused(check: Callable[[], Row]) -> Row:
+    """Return what a check returns; raises InvalidMessageError for whatever it raises of a value that it does not expect."""
     try:
         return check()
     except InvalidMessageError:
@@ -47,29 +54,49 @@ def _checked(row: Row, check: Callable[[], Row]) -> Row:
 
 
 def _entry(row: Row, medians: Row) -> Row:
-    for name in ("id", "environment"):
+    for name in ("id", "graph"):
         check_digest(name, row[name])
-    sizes = [int(size) for size in row["sizes"].split(",") if size]
-    Graph(
-        row["graph"],
-        Kind(row["kind"]),
-        row["partition"],
-        row["partitions"],
-        row["operators"],
-        tuple(sizes),
-    )
-    decision_of(row)
-    check_text("gpu", row["gpu"], maximum=256)
-    check_int("uid", row["uid"], maximum=2**32)
-    check_text("host", row["host"], maximum=256)
+    sizes = _sizes(*_OF_GRAPH(row))
+    _check_decision(*_OF_DECISION(row))
+    _check_place(*_OF_PLACE(row))
     check_int("hits", row["hits"], maximum=MAX_COUNT)
-    check_number("created_at", row["created_at"], maximum=MAX_TIME)
-    for name in ("measured_at", "last_hit"):
-        if row[name] is not None:
-            check_number(name, row[name], maximum=MAX_TIME)
+    for name in _TIMES:
+        if row[name] is not None or name == "created_at":
+            row[name] = check_number(name, row[name], maximum=MAX_TIME)
     for name, median in medians.items():
         check_number(name, median, maximum=MAX_MICROSECONDS)
-    return {**_floats(row, _TIMES), "final": bool(row["final"]), "sizes": sizes}
+    row["final"], row["sizes"] = bool(row["final"]), list(sizes)
+    return row
+
+
+# Few values of these columns differ among many entries, and to check them takes longer than to read them. The caches tell 1 from 1.0.
+_DECISION = ("deployment", "reason", "detail", "against", "against_detail", "policy", "final", "calls")
+_OF_GRAPH = operator.itemgetter("kind", "partition", "partitions", "operators", "sizes")
+_OF_DECISION = operator.itemgetter(*_DECISION)
+_OF_PLACE = operator.itemgetter("environment", "gpu", "uid", "host")
+_ANY_DIGEST = "0" * 64
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _sizes(kind: str, partition: int, partitions: int, operators: int, sizes: str) -> tuple[int, ...]:
+    numbers = tuple(int(size) for size in sizes.split(",") if size)
+    Graph(_ANY_DIGEST, Kind(kind), partition, partitions, operators, numbers)
+    return numbers
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _check_decision(*columns: Any) -> None:
+    row = dict(zip(_DECISION, columns, strict=True))
+    check_int("final", row["final"], maximum=1)
+    decision_of(row)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _check_place(environment: str, gpu: str, uid: int, host: str) -> None:
+    check_digest("environment", environment)
+    check_text("gpu", gpu, maximum=256)
+    check_int("uid", uid, maximum=2**32)
+    check_text("host", host, maximum=256)
 
 
 def _environment(row: Row) -> Row:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-import resource
 import select
 import socket
 import time
@@ -24,13 +23,12 @@ from pygraphd.schema.messages import MAX_BODY_BYTES
 _log = logging.getLogger(__name__)
 
 _BACKLOG = 512
-_FILES = 4096
-_OTHER_FILES = 64
-"""Descriptors kept for the database, the log and the spool."""
 _STRANGERS = 16
 """Connections of all users together who are refused anyway."""
 _RESERVE = 8
 """Connections of a user beyond the limit that may still ask for what `status` and `stop` need."""
+MOST_BEYOND = _STRANGERS + 2 * _RESERVE
+"""Connections beyond the limits of the two users who are served, ours and root."""
 _RESERVE_S = 1.0
 """How long such a connection may take."""
 _RESERVED_PATHS = frozenset({"/v1/ping", "/v1/stats"})
@@ -49,20 +47,6 @@ class Limits:
     connections: int = 1024
     idle_s: float = 30.0
     request_s: float = 10.0
-
-
-def limits_of_process() -> Limits:
-    """Raise the soft limit of open files as far as needed and allowed; return limits that fit into it."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    if soft == resource.RLIM_INFINITY:
-        return Limits()
-    # Two users are served: ours and root.
-    kept = _OTHER_FILES + _STRANGERS + 2 * _RESERVE
-    return Limits(connections=max(min(Limits().connections, (soft - kept) // 2), 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +103,8 @@ class Connection(asyncio.Protocol):
         self._head: http.Head | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
+        self._is_closing = False
+        self._is_due = False
         self._is_blocked = False
         self._is_reserved = False
         self._deadline: float | None = None
@@ -127,8 +113,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is here, be it for the first or for the next one."""
-        return self._state is _State.HEAD
+        """Whether no request is here, be it for the first or for the next one, or only some that wait until answers are taken."""
+        return self._state is _State.HEAD and not self._is_due
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take the peer's credentials, and count the connection; if there are too many, refuse it or all but a ping."""
@@ -139,7 +125,7 @@ class Connection(asyncio.Protocol):
         self._listener.open.add(self)
         self._limit(self._listener.table.limits.idle_s)
         if not self._is_admitted():
-            self._has_ended = True
+            self._is_closing = True
             self._end(_TOO_MANY)
         elif self._unsent:
             self._state = _State.ENDING
@@ -171,17 +157,21 @@ class Connection(asyncio.Protocol):
         if self._state is _State.ENDING or self._transport is None:
             return
         self._buffer += data
-        if self._state is not _State.SERVING and not self._is_blocked:
+        if self._state is not _State.SERVING and not self._is_due and not self._is_blocked:
             self._go_on()
         elif len(self._buffer) > http.MAX_HEAD_BYTES:
             self._transport.pause_reading()  # else requests that wait for the one before fill the memory
 
     def eof_received(self) -> bool:
-        """Keep our half open for the answer if a request is being served; else close the connection."""
+        """Keep our half open for the answers to all requests that have come; close the connection if there are none."""
         self._has_ended = True
-        if self._state is _State.BODY:
-            self._refuse(HTTPStatus.BAD_REQUEST, "the request ended early")
-        return self._state is _State.SERVING
+        is_more_to_do = self._is_due or (self._is_blocked and self._buffer)
+        if self._state is _State.SERVING or (self._state is not _State.ENDING and is_more_to_do):
+            return True
+        if self._state is _State.BODY or self._buffer:
+            self._refuse(HTTPStatus.BAD_REQUEST, _ENDED_EARLY)
+        self._state = _State.ENDING
+        return False
 
     def pause_writing(self) -> None:
         """Serve no more requests until the client has taken its answer, for which it has some time."""
@@ -193,7 +183,7 @@ class Connection(asyncio.Protocol):
         self._is_blocked = False
         if self._state is _State.HEAD:
             self._limit(self._listener.table.limits.idle_s)
-            self._go_on()
+        self._look_further()
 
     def abort(self) -> None:
         """Close the connection, and leave what is being done for it."""
@@ -204,49 +194,61 @@ class Connection(asyncio.Protocol):
 
     def end(self) -> None:
         """Close the connection once its request, if there is one, has been answered."""
-        self._has_ended = True
+        self._is_closing = True
         if self._state is _State.HEAD and self._transport is not None:
+            self._state = _State.ENDING
             self._transport.close()
 
+    def _look_further(self) -> None:
+        """Go on with what came while the request before was served, or its answer was not taken."""
+        self._is_due = False
+        if self._buffer and not self._is_blocked and self._state in {_State.HEAD, _State.BODY}:
+            self._go_on()
+
     def _go_on(self) -> None:
-        """Read as much of a request as is here."""
+        """Read as much of a request as is here, and begin to serve it if that is all of it."""
+        transport = self._transport
         try:
-            if self._state is _State.HEAD and not self._read_head():
+            if transport is None or (self._state is _State.HEAD and not self._read_head(transport)):
+                return
+            head = self._head
+            assert head is not None
+            if len(self._buffer) < head.length:
+                self._await_body(head, transport)
                 return
         except http.RefusedError as error:
             _log.warning("not served, status %d: %s", error.status, error)
             self._refuse(error.status, str(error))
             return
-        head = self._head
-        if head is None or self._state is not _State.BODY:
-            return
-        if len(self._buffer) < head.length:
-            if self._transport is not None:
-                self._transport.resume_reading()
-                if head.expects and not self._buffer:
-                    self._transport.write(http.CONTINUE)
-            if self._deadline is None:
-                self._limit(self._listener.table.limits.request_s)
+        body = bytes(self._buffer[: head.length])
+        del self._buffer[: head.length]
+        self._state = _State.SERVING
+        self._deadline = None
+        request = Request(head.method, head.path, body, self.peer, transport.get_extra_info("socket"))
+        if (response := self._listener.service.answer_at_once(request)) is not None:
+            self._answer(response)
         else:
-            body = bytes(self._buffer[: head.length])
-            del self._buffer[: head.length]
-            self._state = _State.SERVING
-            self._deadline = None
-            assert self._transport is not None
-            connected = self._transport.get_extra_info("socket")
-            request = Request(head.method, head.path, body, self.peer, connected)
-            if (response := self._listener.service.answer_at_once(request)) is not None:
-                self._answer(response)
-            else:
-                self._task = self._loop.create_task(self._serve(request))
+            self._task = self._loop.create_task(self._serve(request))
 
-    def _read_head(self) -> bool:
+    def _await_more(self, transport: asyncio.Transport) -> None:
+        """Read on; raises RefusedError if nothing can come any more."""
+        if self._has_ended:
+            raise http.RefusedError(HTTPStatus.BAD_REQUEST, _ENDED_EARLY)
+        transport.resume_reading()
+
+    def _await_body(self, head: http.Head, transport: asyncio.Transport) -> None:
+        self._await_more(transport)
+        if head.expects and not self._buffer:
+            transport.write(http.CONTINUE)
+        if self._deadline is None:
+            self._limit(self._listener.table.limits.request_s)
+
+    def _read_head(self, transport: asyncio.Transport) -> bool:
         """Take a head out of the buffer, and answer it if no body is needed for that; return whether the body is next. Raises RefusedError."""
         end = self._buffer.find(http.END_OF_HEAD, 0, http.MAX_HEAD_BYTES)
         if end < 0:
             http.check_beginning(self._buffer)
-            if self._transport is not None:
-                self._transport.resume_reading()
+            self._await_more(transport)
             return False
         head = self._head = http.parse_head(bytes(self._buffer[:end]))
         del self._buffer[: end + len(http.END_OF_HEAD)]
@@ -258,9 +260,8 @@ class Connection(asyncio.Protocol):
             self._end(_TOO_MANY)
             return False
         if head.length > MAX_BODY_BYTES:
-            raise http.RefusedError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of over {MAX_BODY_BYTES} bytes"
-            )
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            raise http.RefusedError(status, f"a body of over {MAX_BODY_BYTES} bytes")
         self._state = _State.BODY
         self._deadline = None
         return True
@@ -275,15 +276,18 @@ class Connection(asyncio.Protocol):
         head, transport = self._head, self._transport
         if transport is None:
             return
-        is_last = head is None or not head.keep_alive or self._has_ended or self._is_reserved
-        if is_last or response.status is not HTTPStatus.OK:
+        is_last = head is None or not head.keep_alive or (self._has_ended and not self._buffer)
+        if is_last or self._is_closing or self._is_reserved or response.status is not HTTPStatus.OK:
             self._end(response)
             return
         self._state, self._head = _State.HEAD, None
         self._limit(self._listener.table.limits.idle_s)
         transport.write(response.encode(keep_alive=True))
         if self._buffer:
-            self._loop.call_soon(self.data_received, b"")
+            self._is_due = True
+            self._loop.call_soon(self._look_further)
+        else:
+            transport.resume_reading()  # which requests may have stopped that have all been served by now
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         self._listener.service.count_invalid()
@@ -299,7 +303,7 @@ class Connection(asyncio.Protocol):
         self._buffer.clear()
         self._limit(self._listener.table.limits.request_s)
         transport.write(response.encode(keep_alive=False))
-        if is_read or self._has_ended:
+        if is_read or self._has_ended or self._is_closing:
             transport.close()  # once the answer is out
         elif transport.can_write_eof():
             # A client that is still sending would find its connection broken, and not read the answer.
@@ -383,6 +387,7 @@ class Connections:
         return self._open.setdefault(None if refused else peer.uid, {}), most
 
 
+_ENDED_EARLY = "the request ended early"
 _TOO_MANY = http.error(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections of this user")
 
 

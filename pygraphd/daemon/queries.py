@@ -324,10 +324,17 @@ def _of_entries(ids: Sequence[str]) -> sa.ColumnElement[bool]:
     return sa.tuple_(tables.Measurement.environment, tables.Measurement.graph).in_(keys)
 
 
+_COUNT_MEASUREMENTS = Statement(
+    sa.text(
+        "SELECT count(*) FROM measurement WHERE (environment, graph) IN"
+        " (SELECT environment, graph FROM decision WHERE id IN (SELECT value FROM json_each(:ids)))"
+    )
+)
+
+
 def count_measurements(connection: sa.Connection, ids: Sequence[str]) -> int:
     """Return the number of measurements of some entries."""
-    count = sa.select(sa.func.count()).select_from(tables.Measurement)
-    return sum(connection.scalar(count.where(_of_entries(some))) or 0 for some in chunks(ids))
+    return int(_COUNT_MEASUREMENTS.run(connection, {"ids": json.dumps(list(ids))}).fetchone()[0])
 
 
 def chunks(ids: Sequence[_T], length: int = CHUNK) -> list[Sequence[_T]]:
@@ -400,7 +407,9 @@ def weighed(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> dict[K
 
 def rows_of(connection: sa.Connection, query: sa.Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Return the rows that a query finds."""
-    return [dict(row) for row in connection.execute(query).mappings()]
+    found = connection.execute(query)
+    names = tuple(found.keys())
+    return [dict(zip(names, row, strict=True)) for row in found]  # a third of the time of `dict` of a mapping
 
 
 def _derived_row(id_: str, outcome: Outcome, measured: Sequence[Row], now: float) -> dict[str, Any]:

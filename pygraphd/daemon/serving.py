@@ -7,14 +7,15 @@ import contextlib
 import ctypes
 import gc
 import logging
+import resource
 import signal
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from pygraphd.daemon import connections
 from pygraphd.daemon.binding import WATCH_S, Binding
 from pygraphd.daemon.cache import Cache
-from pygraphd.daemon.connections import limits_of_process
 from pygraphd.daemon.evicting import Limits
 from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.lock import Activity
@@ -43,6 +44,9 @@ _UNUSED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """By default they would end the daemon with its socket left behind."""
 _M_ARENA_MAX = -8
 """The parameter of glibc's `mallopt`."""
+_FILES = 4096
+_OTHER_FILES = 64
+"""Descriptors kept for the database, the log and the spool."""
 _REDERIVING_S = 1.0
 """How long a starting daemon may decide anew before it answers: some ten thousand entries."""
 
@@ -94,6 +98,20 @@ def _use_one_arena() -> None:
     """Have all threads take memory from one arena of glibc; with one each, what a thread has freed is of no use to the others."""
     with contextlib.suppress(AttributeError, OSError):  # another C library
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+def limits_of_process() -> connections.Limits:
+    """Raise the soft limit of open files as far as needed and allowed; return limits of connections that fit into it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    default = connections.Limits()
+    if soft == resource.RLIM_INFINITY:
+        return default
+    kept = _OTHER_FILES + connections.MOST_BEYOND
+    return connections.Limits(connections=max(min(default.connections, (soft - kept) // 2), 1))
 
 
 def _rederive_outdated(store: Store) -> None:

@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from benchmarks import region_child
+from benchmarks.region_table import GRAPH
+from pygraphd.client.analysis.graph_facts import facts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.backend.torch_private import CompiledFacts
 
 pytestmark = pytest.mark.torch
 
@@ -60,13 +65,13 @@ def test_what_was_measured_can_be_written(tmp_path: Path) -> None:
 
 def test_graphs_are_told_what_is_saved_for_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[frozenset[int]] = []
-    regions = region_child.Regions(region_child.GRAPH)
-    facts_of = region_child.facts_of
-    monkeypatch.setattr(
-        region_child,
-        "facts_of",
-        lambda compiled: told.append(compiled.saved) or facts_of(compiled),
-    )
+
+    def noted(compiled: CompiledFacts) -> GraphFacts | None:
+        told.append(compiled.saved)
+        return facts_of(compiled)
+
+    monkeypatch.setattr(region_child, "facts_of", noted)
+    regions = region_child.Regions(GRAPH)
     torch._dynamo.reset()
     undo = regions.install()
     try:

@@ -1,25 +1,30 @@
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pygraphd.cli import row_checks
 from pygraphd.cli.catalogue import CachedEntry, Catalogue
 from pygraphd.cli.exporting import Export
 from pygraphd.daemon.pruning import PruneRequest
+from pygraphd.daemon.rederiving import decision_of
 from pygraphd.errors import CommandError, Exit, UsageError
+from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import Deployment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     import sqlalchemy as sa
 
+    from pygraphd.daemon.rederiving import Row
     from pygraphd.daemon.store import Store
-    from pygraphd.schema.messages import RecordRequest
+    from pygraphd.schema.messages import Decision, RecordRequest
 
 
 def listed(
@@ -154,11 +159,92 @@ def test_a_listing_is_read_page_by_page(
         pages = catalogue.pages()
         first = next(pages)
         store.prune(PruneRequest(gpu="H200"))  # no transaction is open between pages, so it can be written
-        assert (len(first), [len(page) for page in pages]) == (10, [0, 0, 0])
+        assert (len(first), sum(len(page) for page in pages)) == (10, 0)
     store.record(make_request(*map(str, range(35))), uid=0)
     with Catalogue(database) as catalogue:
         assert [len(page) for page in catalogue.pages()] == [10, 10, 10, 5]
         assert len(listed(catalogue, most=12)) == 12
+
+
+def test_the_newest_are_there_before_the_others_are_looked_for(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a million entries, all are sorted only after the first lines have been printed."""
+    monkeypatch.setattr("pygraphd.cli.catalogue.PAGE_ROWS", 10)
+    store.record(make_request(*map(str, range(35))), uid=0)
+    with Catalogue(database) as catalogue:
+        asked, places = [], catalogue.places
+
+        def noted(gpu: str, graph: str, *, newest_first: bool, most: int | None) -> Sequence[int]:
+            asked.append(most)
+            return places(gpu, graph, newest_first=newest_first, most=most)
+
+        monkeypatch.setattr(catalogue, "places", noted)
+        pages = catalogue.pages()
+        next(pages)
+        assert asked == [10]
+        assert sum(map(len, pages)) == 25
+        assert asked == [10, None]
+
+
+def test_what_is_decided_during_a_listing_is_in_it_once(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.cli.catalogue.PAGE_ROWS", 10)
+    for number in range(35):
+        store.record(make_request(str(number)), uid=0)
+    with Catalogue(database) as catalogue:
+        pages = catalogue.pages()
+        ids = [entry.facts["id"] for entry in next(pages)]
+        store.record(
+            make_request("0", "34", median_us=7.0), uid=0
+        )  # of those to come, and of those that came
+        ids += [entry.facts["id"] for page in pages for entry in page]
+    assert len(ids) == len(set(ids)) == 35
+
+
+def test_what_many_entries_have_in_common_is_checked_once(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To check it for each takes longer than to read all of them."""
+    checked = []
+
+    def noted(row: Row) -> Decision:
+        checked.append(row)
+        return decision_of(row)
+
+    monkeypatch.setattr(row_checks, "decision_of", noted)
+    row_checks._check_decision.cache_clear()
+    store.record(make_request(*map(str, range(35))), uid=0)
+    with Catalogue(database) as catalogue:
+        assert len(listed(catalogue)) == 35
+    assert len(checked) == 1
+
+
+def test_text_that_is_not_utf_8_hides_no_entry(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest]
+) -> None:
+    store.record(make_request(*map(str, range(3))), uid=0)
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE decision SET detail = CAST(x'61ff' AS TEXT) WHERE rowid = 2")
+        connection.commit()
+    with Catalogue(database) as catalogue:
+        details = [entry.facts["detail"] for entry in listed(catalogue)]
+    assert (len(details), details[1]) == (3, "a\N{REPLACEMENT CHARACTER}")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("policy", 1.0), ("final", 1.0), ("partition", 0.0), ("uid", 7.0)]
+)
+def test_a_value_of_another_type_is_not_taken_for_one_that_was_checked(
+    catalogue: Catalogue, column: str, value: float
+) -> None:
+    """Though it is equal to it, as 1.0 is to 1."""
+    facts = next(entry.facts for entry in listed(catalogue) if entry.facts["final"])
+    row = {**facts, "sizes": "", "final": 1, "policy": 1}
+    assert row_checks.entry(dict(row), {})["policy"] == 1
+    with pytest.raises(InvalidMessageError):
+        row_checks.entry({**row, column: value}, {})
 
 
 def test_an_export_has_one_page_in_memory(

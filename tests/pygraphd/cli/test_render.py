@@ -136,6 +136,12 @@ def test_a_listing_as_json() -> None:
     assert value == {"schema": 1, "entries": [_FACTS | said]}
 
 
+def test_each_entry_of_a_listing_as_json_is_one_line() -> None:
+    lines = "\n".join(render.entries_json([_ENTRY, _ENTRY])).splitlines()
+    assert json.loads(lines[3].removesuffix(",")) == json.loads(lines[4]) == _ENTRY.as_json()
+    assert len(lines) == 7
+
+
 @pytest.mark.parametrize(("measured_at", "age"), [(1000.0, "3d/5"), (None, "1d/5")])
 def test_an_entry_is_as_old_as_what_it_rests_on(measured_at: float | None, age: str) -> None:
     """Which is what PYGRAPH_MAX_AGE looks at; a decision may have been derived anew since."""

@@ -21,11 +21,11 @@ from pygraphd.daemon.connections import (
     Listener,
     Request,
     Service,
-    limits_of_process,
 )
 from pygraphd.daemon.http import Response
 from pygraphd.daemon.leases import Leases
 from pygraphd.daemon.server import Server
+from pygraphd.daemon.serving import limits_of_process
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import locate
 from pygraphd.schema.messages import RecordRequest, encode
