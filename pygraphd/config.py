@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pygraphd.errors import UsageError
+from pygraphd.remedies import unreadable
 from pygraphd.schema import shipped
 from pygraphd.schema.durations import human_duration, parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
@@ -221,7 +222,7 @@ def _read_toml(path: Path) -> dict[str, object]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UsageError(unreadable(path, error)) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not TOML: {error}") from error
 

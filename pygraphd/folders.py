@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pygraphd.errors import CommandError
+from pygraphd.remedies import unreadable
 from pygraphd.schema.ownership import REMEDY, refuse_shared, why_not_private
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def check_unshared(folder: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        said = f"{folder}: cannot be read: {error.strerror}" if error.errno else why_not_private(folder)
+        said = unreadable(folder, error) if error.errno else why_not_private(folder)
         raise CommandError(said or str(error)) from error
 
 

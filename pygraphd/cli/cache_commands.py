@@ -170,19 +170,20 @@ def clear(
 ) -> None:
     """Delete all entries and measurements, those that wait in the spool too. Statistics stay: see `stats --zero`."""
     from pygraphd.cli import render
+    from pygraphd.cli.shipped_catalogue import what_stays
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
 
     locations = _readable()
     if not _is_there_a_cache(locations):
         nothing = PruneAnswer(0, 0, 0, dry_run)
-        _say(render.as_json(nothing.as_json()) if json else "nothing to delete")
+        _say(render.as_json(nothing.as_json()) if json else f"nothing to delete{what_stays()}")
         return
     answer = _prune(locations, PruneRequest(dry_run=True, everything=True))
     if not dry_run:
         if answer.entries and not yes:
             _ask(f"delete {render.pruned_text(answer)}, which is all in {locations.database}")
         answer = _prune(locations, PruneRequest(everything=True))
-    _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
+    _say(render.as_json(answer.as_json()) if json else render.prune_text(answer) + what_stays())
 
 
 @cache.command()

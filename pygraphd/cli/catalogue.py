@@ -35,6 +35,8 @@ PAGE_ROWS = 500
 """Entries read in one transaction: neither memory nor the daemon's log grows with the length of a listing."""
 _CACHE_KIB = 16_384
 """Enough for the inner pages of a million entries' indices: with SQLite's own 2 MB a listing takes three times as long."""
+_MOST_AMBIGUOUS = 100
+"""Entries or graphs that are looked for behind one prefix."""
 NOT_FOUND = "no entry has an id or graph that begins so; see: pygraphd cache inspect"
 
 _ENTRY = (
@@ -234,7 +236,9 @@ class Catalogue:
 
     def of_prefix(self, prefix: str) -> list[EntryDetails]:
         """Return the entries with an id or graph digest that begins with `prefix`, newest first; raises UsageError for several graphs."""
-        graphs = sa.select(tables.Decision.graph).where(_begins_with(prefix)).distinct().limit(100)
+        graphs = (
+            sa.select(tables.Decision.graph).where(_begins_with(prefix)).distinct().limit(_MOST_AMBIGUOUS)
+        )
         found = only_graph(prefix, {row["graph"] for row in self.rows(graphs)})
         return [] if found is None else self._all_details(_begins_with(prefix))
 
@@ -277,7 +281,7 @@ class Catalogue:
             raise CommandError(f"{prefix}: {NOT_VALID}: {error}, got {id_!r:.80}; {remedy}") from error
 
     def _row(self, prefix: str) -> dict[str, Any]:
-        rows = self.rows(_select_entries().where(_begins_with(prefix)).limit(100))
+        rows = self.rows(_select_entries().where(_begins_with(prefix)).limit(_MOST_AMBIGUOUS))
         if not rows:
             raise UsageError(f"{prefix}: {NOT_FOUND}")
         if len(rows) > 1:
@@ -387,4 +391,5 @@ def _begins_with(prefix: str) -> sa.ColumnElement[bool]:
 def _ambiguous(digests: list[str], what: str) -> str:
     shown = ", ".join(str(digest)[:12] for digest in digests[:5])  # tables without types hold anything
     more = ", ..." if len(digests) > 5 else ""
-    return f"begins the id or graph of {len(digests)} {what} ({shown}{more}): give more digits of an ID"
+    count = f"{len(digests)} or more" if len(digests) >= _MOST_AMBIGUOUS else len(digests)
+    return f"begins the id or graph of {count} {what} ({shown}{more}): give more digits of an ID"

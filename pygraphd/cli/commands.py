@@ -24,6 +24,8 @@ from pygraphd.schema.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pygraphd.config import Config
+
 application = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -97,8 +99,7 @@ def start(
         from pygraphd.daemon.process import run as run_daemon
 
         raise typer.Exit(run_daemon(locate(), load))
-    load()
-    _start_in_background(flags)
+    _start_in_background(flags, load())
 
 
 @application.command()
@@ -120,12 +121,12 @@ def restart(
     from pygraphd.cli import lifecycle
 
     flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
-    load_config(os.environ, flags)
+    config = load_config(os.environ, flags)
     try:
         lifecycle.stop(locate())
     except NotRunningError:
         _say("was not running")
-    _start_in_background(flags)
+    _start_in_background(flags, config)
 
 
 @application.command()
@@ -149,14 +150,11 @@ def stats(
 ) -> None:
     """Show hits, misses by reason and the time saved, since the daemon's start and in all."""
     from pygraphd.cli import render
-    from pygraphd.cli.stats import collect, statistics_text
+    from pygraphd.cli.stats import begin_anew, collect, statistics_text
 
     locations = locate()
     if zero:
-        from pygraphd.cli.writing import writing
-
-        with writing(locations) as writer:
-            writer.zero_statistics()
+        begin_anew(locations)
     found = collect(locations)
     _say(render.as_json(found.as_json()) if json else statistics_text(found))
 
@@ -238,14 +236,26 @@ def run(
     launch(arguments or [])
 
 
-def _start_in_background(flags: Mapping[str, str | None]) -> None:
+def _start_in_background(flags: Mapping[str, str | None], config: Config) -> None:
     from pygraphd.cli import lifecycle
+    from pygraphd.cli.output import complain
 
+    locations = locate()
     given = {name: text for name, text in flags.items() if text is not None}
-    variables = {flag_variable(name): given.pop(name) for name in _HIDDEN if name in given}
+    hidden = {name: given.pop(name) for name in _HIDDEN if name in given}
+    variables = {flag_variable(name): text for name, text in hidden.items()}
     words = [f"{flag(name)}={text}" for name, text in given.items()]
-    running, started = lifecycle.start(locate(), words, variables, _say_aside)
+    running, started = lifecycle.start(locations, words, variables, _say_aside)
     _say(f"{'started' if started else 'already running'} (pid {running.pid})")
+    sys.stdout.flush()
+    if started:
+        for problem in lifecycle.problems(locations):
+            complain(f"pygraphd: {problem}")
+    elif others := lifecycle.not_applied(locations, config, given, hidden):
+        options = " ".join(others)
+        complain(
+            f"pygraphd: not applied, as the daemon runs already: {options}; run: pygraphd restart {options}"
+        )
 
 
 def _say_aside(text: str) -> None:

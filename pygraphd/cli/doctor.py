@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.cli import status
+from pygraphd.cli.doctor_probe import PYTHON
 from pygraphd.cli.render import plural, team_text, team_waiting_text
 from pygraphd.config import Setting, config_file, survey
 from pygraphd.schema import ownership
@@ -45,16 +47,24 @@ class Check:
 def checks(locations: Locations, probed: Mapping[str, Mapping[str, Any]]) -> list[Check]:
     """Return all checks; `probed` has the answers of `doctor_probe.probe`. Starts nothing, makes nothing, raises nothing."""
     return [
-        _driver(probed.get("driver", {})),
-        *_torch(probed),
-        _recording(probed),
-        _helper(probed.get("helper", {})),
+        *_probed(probed),
         *_daemon(locations, probed.get("autostart", {})),
         *_folders(locations),
         *_config_folder(locations),
         *_devices(Path("/dev")),
         *_gpu_memory(probed.get("torch", {})),
     ]
+
+
+def _probed(probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
+    if (python := probed.get(PYTHON)) is not None:
+        remedy = f"run `{sys.executable} -c pass` to see why; install PyGraph into an environment of yours if you may not run it"
+        yield Check(PYTHON, str(python["error"]), remedy)
+        return
+    yield _driver(probed.get("driver", {}))
+    yield from _torch(probed)
+    yield _recording(probed)
+    yield _helper(probed.get("helper", {}))
 
 
 def _driver(found: Mapping[str, Any]) -> Check:

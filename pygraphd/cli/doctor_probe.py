@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 PROBE_S = 120.0
 """Seconds for all stages; importing torch from a cold network disk takes half a minute."""
 STAGES = ("driver", "torch", "hook", "recording", "helper", "autostart")
-"""The first one has the error if Python cannot be run."""
+PYTHON = "python"
+"""In place of all stages, if Python cannot be run or ends before the first one."""
 
 _PROBE = """
 import ctypes, json, os, shutil, sysconfig
@@ -79,7 +80,10 @@ for name, find in (("driver", driver), ("torch", gpus), ("hook", hook), ("record
 
 
 def probe(environ: Mapping[str, str] | None = None, limit_s: float = PROBE_S) -> dict[str, dict[str, Any]]:
-    """Return what each stage found, by name: facts, or an `error`. A stage that hangs has one, and later ones are missing."""
+    """Return what each stage found, by name: facts, or an `error`. A stage that hangs has one, and later ones are missing.
+
+    `PYTHON` alone has an error if no stage began.
+    """
     environ = os.environ if environ is None else environ
     command = [sys.executable, "-c", _PROBE]
     try:
@@ -95,7 +99,7 @@ def probe(environ: Mapping[str, str] | None = None, limit_s: float = PROBE_S) ->
     except subprocess.TimeoutExpired as error:
         return _read(error.stdout or b"", f"no answer within {limit_s:g} s")
     except OSError as error:
-        return {STAGES[0]: {"error": f"{sys.executable} cannot be run: {error.strerror}"}}
+        return {PYTHON: {"error": f"{sys.executable}: cannot be run: {error.strerror}"}}
     return _read(ended.stdout, f"Python ended with code {ended.returncode}")
 
 
@@ -109,4 +113,4 @@ def _read(output: bytes, otherwise: str) -> dict[str, dict[str, Any]]:
                 found[said["begins"]] = {"error": otherwise}
             elif isinstance(said, dict) and said.get("stage") in STAGES:
                 found[said.pop("stage")] = said
-    return found or {STAGES[0]: {"error": otherwise}}
+    return found or {PYTHON: {"error": otherwise}}

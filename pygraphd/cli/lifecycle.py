@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd import folders
+from pygraphd.config import flag
 from pygraphd.daemon import control
 from pygraphd.daemon.lock import Activity, activity_of_holder, holder, hung_text, is_held, why_unknown
 from pygraphd.errors import CommandError, NotRunningError, UsageError
@@ -19,9 +21,10 @@ from pygraphd.schema.locations import environ_elsewhere
 from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
+    from pygraphd.config import Config
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Ping
 
@@ -76,6 +79,37 @@ class _Log:
         written = os.pread(self.descriptor, _LAST_BYTES, max(self._began, size - _LAST_BYTES))
         lines = written.decode(errors="replace").splitlines()
         return (lines[-1].removeprefix("pygraphd: ") if lines else "it said nothing") + self._name
+
+
+def problems(locations: Locations) -> list[str]:
+    """Return what a daemon says is wrong with it; nothing if it cannot be asked, which `pygraphd status` tells."""
+    told = _stats(locations).get("problems")
+    return list(map(str, told)) if isinstance(told, list) else []
+
+
+def not_applied(
+    locations: Locations, config: Config, flags: Mapping[str, str], hidden: Collection[str] = ()
+) -> list[str]:
+    """Return the options of a start, as words, that the running daemon does not have: by name of setting `flags`, and those `hidden`.
+
+    A hidden one always counts, as the daemon does not tell all of its value.
+    """
+    told, wanted = _stats(locations).get("settings"), config.settings()
+    has = told if isinstance(told, dict) else {}
+    others = [name for name in flags if not _is_alike(has.get(name), wanted[name])]
+    words = [word for name in others for word in (flag(name), shlex.quote(flags[name]))]
+    return words + [word for name in hidden for word in (flag(name), "URL")]
+
+
+def _stats(locations: Locations) -> dict[str, object]:
+    try:
+        return control.stats(locations.socket)
+    except CommandError:
+        return {}
+
+
+def _is_alike(told: object, wanted: Mapping[str, object]) -> bool:
+    return isinstance(told, dict) and told.get("value") == wanted["value"]
 
 
 def stop(locations: Locations) -> int:

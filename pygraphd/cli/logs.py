@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.cli.output import printable
 from pygraphd.errors import CommandError
+from pygraphd.remedies import unreadable
 from pygraphd.schema.ownership import open_regular
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def _open(path: Path) -> BinaryIO:
     except FileNotFoundError as error:
         raise CommandError(f"{path}: there is no log yet; run: pygraphd start") from error
     except OSError as error:
-        raise CommandError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise CommandError(unreadable(path, error)) from error
 
 
 def _printable(line: bytes) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pygraphd.cli.render_explanations import NOTE_LABELS, SOURCES
 from pygraphd.cli.report_plots import COLOURS, payback_plot, step_plot
 from pygraphd.cli.report_text import cells, headline, kind, remarks
-from pygraphd.errors import CommandError
+from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.ownership import is_irregular, replace_file
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def page(report: Report) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a page to a file, all at once, or into a device or a pipe; raises CommandError."""
+    """Write a page to a file, all at once, or into a device or a pipe; raises UsageError where there can be none, CommandError."""
     data = text.encode("utf-8", "replace")
     try:
         if is_irregular(path):
@@ -103,6 +103,11 @@ def write(path: Path, text: str) -> None:
         else:
             mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
             replace_file(Path(os.path.realpath(path)), data, mode)
+    except IsADirectoryError as error:
+        raise UsageError(f"{path}: is a folder; give the name of a file in it") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        folder = Path(os.path.realpath(path)).parent if path.parent.is_dir() else path.parent
+        raise UsageError(f"{path}: cannot be written, as there is no folder {folder}") from error
     except OSError as error:
         why = "nobody reads it" if error.errno == errno.ENXIO else error.strerror or error
         raise CommandError(f"{path}: cannot be written: {why}") from error

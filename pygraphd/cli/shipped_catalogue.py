@@ -57,6 +57,14 @@ def check_not_shipped(prefix: str) -> None:
             )
 
 
+def what_stays() -> str:
+    """Return what a command that deletes all adds to its outcome: the shipped decisions are still there; empty if there are none."""
+    folder = shipped_folder(os.environ)
+    count = len(shipped.load(folder).known) if folder is not None else 0
+    decisions = "1 shipped decision stays" if count == 1 else f"{count} shipped decisions stay"
+    return f"; {decisions}: {shipped.VARIABLE}=0 leaves them out" if count else ""
+
+
 def pages_of(
     catalogues: Sequence[Catalogue], gpu: str, graph: str, most: int | None
 ) -> Iterator[list[CachedEntry]]:

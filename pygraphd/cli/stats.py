@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd import folders
 from pygraphd.cli import render
 from pygraphd.cli.catalogue import Catalogue
+from pygraphd.cli.writing import writing
 from pygraphd.daemon import control, statistics
 from pygraphd.daemon.statistics import SINCE, Counters
 from pygraphd.schema.durations import human_duration
@@ -74,6 +75,16 @@ def collect(locations: Locations) -> Statistics:
     with Catalogue(locations.database) as catalogue:
         stored = catalogue.read(statistics.read)
     return Statistics(None, None if stored is None else _counts(stored.as_json()))
+
+
+def begin_anew(locations: Locations) -> None:
+    """Begin all counts anew. Where there is neither a daemon nor a database, makes nothing. Raises CommandError."""
+    if control.ping(locations.socket) is None:
+        folders.check_readable(locations)
+        if not locations.database.exists():
+            return
+    with writing(locations) as writer:
+        writer.zero_statistics()
 
 
 def statistics_text(found: Statistics, now: float | None = None) -> str:

@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from pygraphd.daemon import database_files
+from pygraphd.remedies import for_access, unreadable
 from pygraphd.schema import ownership
 
 if TYPE_CHECKING:
@@ -48,12 +49,10 @@ def _folder_problem(folder: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return _why_not_made(folder)
     except OSError as error:
-        return f"{folder}: cannot be read: {error.strerror}"
-    return (
-        None
-        if mode & 0o700 == 0o700
-        else f"{folder}: its mode {mode:o} keeps you out; run: chmod 700 {folder}"
-    )
+        return unreadable(folder, error)
+    if mode & 0o700 == 0o700:
+        return None
+    return f"{folder}: its mode {mode:o} keeps you out; {for_access(folder)}"
 
 
 def _access_problem(file: Path) -> str | None:

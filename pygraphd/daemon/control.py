@@ -14,6 +14,7 @@ from pygraphd.daemon.peer import Peer, peer_of
 from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
 from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
 from pygraphd.errors import CommandError
+from pygraphd.remedies import for_access
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import IMPORT_PATH, REDERIVE_PATH, Ping, decode
 from pygraphd.schema.ownership import StrangerError, connect
@@ -69,8 +70,7 @@ def why_no_answer(path: Path) -> str | None:
     except StrangerError:
         return None
     except PermissionError as error:
-        remedy = f"run: chmod 700 {path.parent}; chmod 600 {path}"
-        return f"{path} cannot be connected to: {error.strerror}; {remedy}"
+        return f"{path} cannot be connected to: {error.strerror}; {for_access(path)}"
     except (OSError, http.client.HTTPException):
         return None
     if status == http.HTTPStatus.OK:

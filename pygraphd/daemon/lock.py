@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from pygraphd.daemon import control
+from pygraphd.remedies import for_access
 from pygraphd.schema.ownership import is_irregular, is_there, open_regular, replace_file
 
 if TYPE_CHECKING:
@@ -120,12 +121,8 @@ def why_unknown(locations: Locations) -> str | None:
     except OSError as error:
         if is_irregular(locations.lock):
             return None
-        remedy = (
-            f"chmod 600 {locations.lock}"
-            if os.path.lexists(locations.lock)
-            else f"chmod 700 {locations.runtime}"
-        )
-        return f"{locations.lock}: cannot be opened, so whether pygraphd runs is not known: {error.strerror}; run: {remedy}"
+        unknown = "cannot be opened, so whether pygraphd runs is not known"
+        return f"{locations.lock}: {unknown}: {error.strerror}; {for_access(locations.lock)}"
     return None
 
 

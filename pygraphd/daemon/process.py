@@ -44,7 +44,8 @@ def run(locations: Locations, load: Callable[[], Config]) -> Exit:
     cache_problem = folders.prepare_cache(locations)
     os.chdir("/")
     log = Log(locations.log, config.log.value)
-    held = _lock_or_find_daemon(locations)
+    # In a terminal a person waits for a word, whatever is logged.
+    held = _lock_or_find_daemon(locations, logging.WARNING if log.is_terminal else logging.INFO)
     if held is None:
         return Exit.OK
     with held:
@@ -60,8 +61,8 @@ def run(locations: Locations, load: Callable[[], Config]) -> Exit:
     return Exit.OK
 
 
-def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
-    """Return the lock, or None once another daemon answers; raises CommandError if its holder neither answers nor ends."""
+def _lock_or_find_daemon(locations: Locations, level: int) -> DaemonLock | None:
+    """Return the lock, or None once another daemon answers, which is logged at `level`; raises CommandError if its holder neither answers nor ends."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         try:
@@ -73,7 +74,7 @@ def _lock_or_find_daemon(locations: Locations) -> DaemonLock | None:
         if held is not None:
             return held
         if running := control.ping(locations.socket):
-            _log.info("already running (pid %d)", running.pid)
+            _log.log(level, "already running (pid %d)", running.pid)
             return None
         if activity_of_holder(locations) in {Activity.STARTING, Activity.ENDING}:
             deadline = time.monotonic() + PATIENCE_S

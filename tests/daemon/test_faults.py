@@ -49,6 +49,17 @@ def test_a_damaged_database_is_set_aside_at_the_start(
     assert f"{aside}: was damaged and set aside" in _problems(home)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_start_that_can_store_nothing_says_so(home: Home, make: Callable[[Path], None]) -> None:
+    make(home.locations.database)
+
+    started = home.pygraphd("start")
+
+    assert started.stdout.startswith("started (pid ")
+    said = "is not a regular file; nothing is stored: move it away"
+    assert (started.returncode, started.stderr) == (0, f"pygraphd: {home.locations.database}: {said}\n")
+
+
 def test_a_removed_database_is_begun_anew(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(make_request("a")))

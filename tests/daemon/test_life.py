@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
 import socket
@@ -159,6 +160,33 @@ def test_of_twenty_exactly_one_lives_and_the_others_are_silent(home: Home) -> No
         if process is not alive:
             assert process.communicate() == (b"", b"")
             assert process.returncode == 0
+
+
+def test_beside_a_running_daemon_a_terminal_gets_a_word(home: Home) -> None:
+    home.variables["PYGRAPHD_LOG"] = "warning"
+    pid = home.start()
+    reader, writer = pty.openpty()
+    os.set_blocking(reader, False)
+    try:
+        command = [*COMMAND, "start", "--foreground"]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=writer, env=home.environ, check=False, timeout=HANGS_S
+        )
+        assert (done.returncode, done.stdout) == (0, b"")
+        assert os.read(reader, 1 << 16).decode().endswith(f"already running (pid {pid})\r\n")
+    finally:
+        os.close(reader)
+        os.close(writer)
+    beside = home.spawn()
+    assert (beside.communicate(timeout=HANGS_S), beside.returncode) == ((b"", b""), 0)
+
+
+def test_a_start_beside_a_running_daemon_says_what_it_does_not_apply(home: Home) -> None:
+    home.pygraphd("start", "--idle-exit", "1h")
+
+    assert home.pygraphd("start", "--idle-exit=60m").stderr == ""
+    said = "not applied, as the daemon runs already: --log debug; run: pygraphd restart --log debug"
+    assert home.pygraphd("start", "--idle-exit=1h", "--log=debug").stderr == f"pygraphd: {said}\n"
 
 
 def test_killed_and_started_again(home: Home) -> None:

@@ -90,6 +90,15 @@ def test_an_ambiguous_prefix_lists_the_choices(
     assert entry_id(make_request("a").environment.digest(), digest)[:12] in str(caught.value)
 
 
+def test_no_more_entries_are_counted_than_were_looked_for(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pygraphd.cli.catalogue._MOST_AMBIGUOUS", 2)
+
+    with pytest.raises(UsageError, match="begins the id or graph of 2 or more entries"):
+        catalogue.show("")
+
+
 @pytest.mark.parametrize("prefix", ["zz", "%", "_" * 3])
 def test_an_unknown_prefix_says_where_to_look(catalogue: Catalogue, prefix: str) -> None:
     with pytest.raises(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -196,6 +197,26 @@ def test_a_torch_that_dies_or_hangs_is_told_by_its_stage(tmp_path: Path) -> None
     torch.write_text("import time\ntime.sleep(600)\n")
     found = doctor_probe.probe({"PYTHONPATH": str(tmp_path)}, limit_s=0.5)
     assert [*found.values()][-1] == {"error": "no answer within 0.5 s"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [(0o600, "cannot be run: Permission denied"), (0o700, "Python ended with code 3")]
+)
+def test_a_python_that_does_not_run_has_a_remedy_of_its_own(
+    locations: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, said: str
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(mode)
+    monkeypatch.setattr(sys, "executable", str(python))
+
+    made = checks(locations, doctor_probe.probe())
+
+    (check,) = (each for each in made if not each.is_ok and each.name != "permissions")
+    assert check.name == "python"
+    assert said in check.found
+    assert f"run `{python} -c pass`" in check.remedy
+    assert not {"driver", "torch", "recording", "helper"} & {each.name for each in made}
 
 
 # --- patterns ---

@@ -264,11 +264,11 @@ def test_a_page_that_was_written_is_told_and_names_its_summary(
     assert f"pygraphd doctor {kept}<" in Path("out.html").read_text(encoding="utf-8")
     assert pygraphd("report", "--html", "out.html", "--json") == 0
     json.loads(capsys.readouterr().out)
-    assert pygraphd("report", "--html", "none/out.html") == 1
+    assert pygraphd("report", "--html", "none/out.html") == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == (
         "",
-        "pygraphd: none/out.html: cannot be written: No such file or directory\n",
+        "pygraphd: none/out.html: cannot be written, as there is no folder none\n",
     )
 
 
@@ -339,17 +339,28 @@ def test_a_page_replaces_a_file_at_once_and_follows_links(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("target", "said"),
+    ("target", "code", "said"),
     [
-        ("/dev/full", "No space left on device"),
-        ("/", "Is a directory"),
-        ("/nowhere/page.html", "No such file"),
+        ("/dev/full", 1, "cannot be written: No space left on device"),
+        ("/", 2, "is a folder; give the name of a file in it"),
+        ("/nowhere/page.html", 2, "cannot be written, as there is no folder /nowhere"),
+        ("/dev/null/page.html", 2, "cannot be written, as there is no folder /dev/null"),
     ],
 )
-def test_a_page_that_cannot_be_written_is_one_line(target: str, said: str) -> None:
+def test_a_page_that_cannot_be_written_is_one_line(
+    tmp_path: Path,
+    locations: Locations,
+    capsys: pytest.CaptureFixture[str],
+    target: str,
+    code: int,
+    said: str,
+) -> None:
     report_html.write(Path("/dev/null"), "a page")
-    with pytest.raises(CommandError, match=f"{target}: cannot be written: {said}"):
-        report_html.write(Path(target), "a page")
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps(a_program().summary()))
+
+    assert pygraphd("report", str(summary), "--html", target) == code
+    assert capsys.readouterr().err == f"pygraphd: {target}: {said}\n"
 
 
 def test_a_cost_that_no_number_of_steps_pays_back(tmp_path: Path, locations: Locations) -> None:

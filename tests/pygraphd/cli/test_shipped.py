@@ -113,6 +113,15 @@ def test_nothing_deletes_or_exports_them(said: Callable[..., str], tmp_path: Pat
     assert [each.environment.gpu for each in exported if isinstance(each, Portable)] == ["NVIDIA H200"] * 2
 
 
+def test_who_deletes_all_is_told_that_they_stay(filled: Locations, said: Callable[..., str]) -> None:
+    stays = "; 1 shipped decision stays: PYGRAPHD_SHIPPED=0 leaves them out\n"
+
+    assert said("cache", "clear", "--dry-run").endswith(f"measurements{stays}")
+    assert said("cache", "clear", "--yes").endswith(f"KiB freed{stays}")
+    filled.database.unlink()
+    assert said("cache", "clear") == f"nothing to delete{stays}"
+
+
 def test_who_deletes_one_is_told_how_to_leave_it_out(
     filled: Locations, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -47,6 +47,14 @@ def test_zero_begins_anew(locations: Locations, capsys: pytest.CaptureFixture[st
     assert stored.counters == Counters()
 
 
+def test_zero_of_nothing_makes_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pygraphd("stats", "--zero") == 0
+    assert capsys.readouterr().out.startswith("nothing was counted yet: ")
+    assert pygraphd("stats", "--zero", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "since_start": None, "since_ever": None}
+    assert list(locations.cache.iterdir()) == []
+
+
 def test_columns_are_those_that_are_known() -> None:
     counts = {**dict.fromkeys(Counters.__slots__, 0), "since": 100.0}
     first, second, *_ = statistics_text(Statistics(counts, counts), now=160.0).splitlines()
