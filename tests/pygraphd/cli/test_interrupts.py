@@ -27,6 +27,8 @@ class Interrupting:
 
 sys.meta_path.insert(0, Interrupting())
 """
+# Where tests run in the background of a script, they and what they start would ignore the signal.
+NOT_IGNORING = ("env", "--default-signal=INT")
 HANGS_S = 300.0
 
 
@@ -42,7 +44,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def _outcome(environ: dict[str, str], module: str, *words: str) -> tuple[int, str, str]:
     """Return exit code and output of a command that is interrupted when it begins to import a module."""
     done = subprocess.run(
-        [sys.executable, *words],
+        [*NOT_IGNORING, sys.executable, *words],
         env={**environ, "INTERRUPTED_AT": module},
         capture_output=True,
         text=True,
