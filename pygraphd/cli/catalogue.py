@@ -193,7 +193,7 @@ class Catalogue:
 
     def _page(self, places: Sequence[int]) -> list[CachedEntry]:
         """Return the entries in some rows, in this order, without those that were deleted meanwhile."""
-        rows = self.read_again(functools.partial(_rows_at, places=places))
+        rows = self.read_repeatable(functools.partial(_rows_at, places=places))
         found = {row[0]: dict(zip(_PAGE_NAMES, row, strict=True)) for row in rows}
         return self._valid(self._entry, [found[place] for place in places if place in found])
 
@@ -308,8 +308,8 @@ class Catalogue:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
             raise CommandError(database_files.why_unreadable(self._path, cause)) from error
 
-    def read_again(self, action: Callable[[sa.Connection], _T]) -> _T:
-        """Return the result of `action`, as `read` does, but faster; it may be called twice."""
+    def read_repeatable(self, action: Callable[[sa.Connection], _T]) -> _T:
+        """Return the result of `action` as `read` does, but faster. `action` is called twice where a text is not UTF-8."""
         return self.read(lambda connection: _decoded_in_c(connection, action))
 
 

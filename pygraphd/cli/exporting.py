@@ -36,7 +36,7 @@ class Export:
 
     def __iter__(self) -> Iterator[Portable]:
         for some in chunks(self._places, PAGE_ROWS):
-            rows, measured = self._catalogue.read_again(
+            rows, measured = self._catalogue.read_repeatable(
                 functools.partial(portable_rows.entries, where=row_place.in_(some))
             )
             by_place = {row["place"]: row for row in rows}
