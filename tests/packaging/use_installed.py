@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
+import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -28,6 +30,22 @@ def check_installed() -> None:
     print(f"pygraphd {pygraphd.__version__} installed whole, PyPI's schema beside it intact")
 
 
+def check_helper_compiles() -> None:
+    """The C helper is compiled from the installed sources, and loaded as a program with a GPU does."""
+    from pygraphd.client.replay.native import build
+
+    path = build.place(Path(os.environ["PYGRAPHD_HOME"]))
+    assert build.compile_once(path) is None
+    until = time.monotonic() + 120
+    while not path.exists() and build.why_it_failed(path) is None:
+        assert time.monotonic() < until, "the compiler has not ended"
+        time.sleep(0.1)
+    assert build.why_it_failed(path) is None, build.why_it_failed(path)
+    helper = build.load(path)
+    assert helper is not None and not isinstance(helper, str), helper
+    print("the C helper compiled from the installed sources, and loaded")
+
+
 def check_summary(path: Path) -> None:
     summary = json.loads(path.read_text())
     assert summary["graphs"] > 0, summary
@@ -37,5 +55,10 @@ def check_summary(path: Path) -> None:
     print(f"second run: {summary['hits']} of {summary['graphs']} graphs known, none measured")
 
 
+def check_all() -> None:
+    check_installed()
+    check_helper_compiles()
+
+
 if __name__ == "__main__":
-    check_summary(Path(sys.argv[1])) if len(sys.argv) > 1 else check_installed()
+    check_summary(Path(sys.argv[1])) if len(sys.argv) > 1 else check_all()
