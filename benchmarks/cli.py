@@ -300,8 +300,9 @@ def _lookup(options: argparse.Namespace) -> int:
 
     load = options.clients and Load(options.clients, options.rate, options.seconds, options.graphs)
     plan = LookupPlan(options.graphs, options.requests, options.entries, load, options.prune)
-    print("\n".join(measure_lookup(plan, options.out.absolute())))
-    return 0
+    lines, is_kept = measure_lookup(plan, options.out.absolute())
+    print("\n".join(lines))
+    return 0 if is_kept else 1
 
 
 def _large(options: argparse.Namespace) -> int:

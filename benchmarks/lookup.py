@@ -19,16 +19,22 @@ from benchmarks.figures import percentile
 from benchmarks.large_cache import KNOWN, OLD, OLD_SHARE, digest, made_home
 from benchmarks.lookup_load import Load, run_load
 from benchmarks.records import SCHEMA, check_writable, write_json
+from benchmarks.soak import Bound
 from benchmarks.watching import CoresWatch, Watched
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.messages import LOOKUP_PATH, LookupAnswer, LookupRequest, decode, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pygraphd.schema.locations import Locations
 
 _WARM_UP = 50
+_BOUND_GRAPHS = 20
+"""Graphs in a request up to which the bound of the latency holds."""
+_BOUND_P99_MS = 10
+_LEAST_SENT = 0.95
+"""Share of the requests asked for below which clients were too slow to send them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +51,8 @@ class Plan:
     prune: bool
 
 
-def measure_lookup(plan: Plan, out: Path) -> list[str]:
-    """Time lookups; return lines for people, write all to `out`."""
+def measure_lookup(plan: Plan, out: Path) -> tuple[list[str], bool]:
+    """Time lookups, and write all to `out`; return lines for people, and whether every bound was kept."""
     check_writable(out)
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
         old = plan.entries // OLD_SHARE
@@ -55,8 +61,41 @@ def measure_lookup(plan: Plan, out: Path) -> list[str]:
             records = [_alone(plan, locations, plan.entries - old)]
             if plan.load is not None:
                 records.append(_loaded(plan, plan.load, locations, plan.entries - old))
-    write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": records})
-    return [f"{name:15} {value}" for record in records for name, value in record.items()]
+    bounds = bounds_of(records)
+    kept = [{**dataclasses.asdict(each), "is_kept": each.is_kept} for each in bounds]
+    environment = describe_host()
+    write_json(out, {"schema": SCHEMA, "environment": environment, "records": records, "bounds": kept})
+    lines = [f"{name:15} {value}" for record in records for name, value in record.items()]
+    told = [
+        f"{'kept' if each.is_kept else 'BROKEN':7} {each.name}: {each.value:g} of {each.most:g}"
+        for each in bounds
+    ]
+    return lines + told + shortcomings(plan, records), all(each.is_kept for each in bounds)
+
+
+def bounds_of(records: Sequence[Mapping[str, Any]]) -> list[Bound]:
+    """Return the bounds with what was seen: of the latency of each load, and of requests that were not answered."""
+    bounds = []
+    for record in records:
+        load = f"{record['clients']} client{'s' if record['clients'] > 1 else ''}"
+        if record["graphs"] <= _BOUND_GRAPHS and record["p99_us"] is not None:
+            name = f"p99 of lookups of {record['graphs']} graphs by {load}, ms"
+            bounds.append(Bound(name, record["p99_us"] / 1e3, _BOUND_P99_MS))
+        if "unanswered" in record:
+            name = f"requests of {load} not answered, at {record['asked_per_s']} a second"
+            bounds.append(Bound(name, record["unanswered"], 0))
+    return bounds
+
+
+def shortcomings(plan: Plan, records: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return in what the load was less than the plan's, so that kept bounds say less."""
+    texts = []
+    for record in records:
+        if record.get("sent_per_s", 0) < _LEAST_SENT * record.get("asked_per_s", 0):
+            texts.append(f"note    only {record['sent_per_s']:g} requests a second were sent")
+        if plan.prune and not record.get("pruned_all_the_time", True):
+            texts.append("note    the prune ended before the requests: take more entries or fewer seconds")
+    return texts
 
 
 def _alone(plan: Plan, locations: Locations, known: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 import sys
 import tempfile
@@ -33,6 +34,8 @@ cache = typer.Typer(
     help="Look at the cached measurements and decisions, delete some, decide anew, or carry them elsewhere.",
 )
 
+_AN_EXPORT = "one that `pygraphd cache export FILE` has written; nothing was imported"
+
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Gpu = Annotated[
     str, typer.Option("--gpu", metavar="NAME", help="Only GPUs whose name contains this, in any case.")
@@ -58,22 +61,27 @@ def inspect(
     """
     from pygraphd.cli import render
     from pygraphd.cli.catalogue import Catalogue
+    from pygraphd.cli.filters import Filter
     from pygraphd.cli.shipped_catalogue import open_with_shipped, pages_of
 
+    chosen = Filter(gpu, graph)
     path = _readable().database
     with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as catalogues:
-        if not catalogues:
-            _say_all(render.entries_json([]) if json else [f"no entries: {path} does not exist yet"])
-            return
         pages = pages_of(catalogues, gpu, graph, most)
+        first = next(pages, [])
+        if not first and not json and not chosen:
+            _say("no entries" if catalogues else f"no entries: {path} does not exist yet")
+            return
+        pages = itertools.chain([first] if first else [], pages)
         if json:
             _say_all(render.entries_json(entry for page in pages for entry in page))
-            return
-        columns = shutil.get_terminal_size().columns
-        narrow = sys.stdout.isatty() and not wide
-        listing = render.entries_in_lines(pages, columns) if narrow else render.entries_table(pages)
-        if not _say_all(listing):
-            _say("no entries")
+        else:
+            columns = shutil.get_terminal_size().columns
+            narrow = sys.stdout.isatty() and not wide
+            _say_all(render.entries_in_lines(pages, columns) if narrow else render.entries_table(pages))
+        if chosen and not first:
+            sys.stdout.flush()
+            raise chosen.no_match(catalogues)
 
 
 @cache.command()
@@ -128,11 +136,17 @@ def prune(
     json: _AsJson = False,
 ) -> None:
     """Delete entries; at least one of --older-than and --gpu is required."""
-    from pygraphd.cli import render
+    from pygraphd.cli import filters, render
     from pygraphd.daemon.pruning import prune_request
 
-    answer = _prune(_readable(), prune_request(_age(older_than), gpu, dry_run))
+    filters.Filter(gpu)  # which refuses what no entry can match
+    locations = _readable()
+    answer = _prune(locations, prune_request(_age(older_than), gpu, dry_run))
     _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
+    if gpu and not answer.entries and (problem := filters.no_such_gpu(gpu, locations.database)):
+        # No error: what is to be gone is gone, be it by an earlier prune.
+        sys.stdout.flush()
+        complain(f"pygraphd: {problem}")
 
 
 @cache.command()
@@ -208,11 +222,15 @@ def export(
     """Write final decisions and their measurements to a file, for `cache import` on another machine or in an image."""
     from pygraphd.cli import exporting, render
     from pygraphd.cli.catalogue import Catalogue
+    from pygraphd.cli.filters import Filter
     from pygraphd.daemon import spool
 
+    chosen = Filter(gpu, graph)
     locations = _readable()
     with Catalogue(locations.database) as catalogue:
         found = exporting.Export(catalogue, gpu, graph)
+        if chosen and found.is_empty:
+            raise chosen.no_match([catalogue])
         entries = _write_out(found) if file == "-" else _write_new(Path(file), found)
     # Not into what may be the file itself.
     complain(render.export_text(entries, found.left_out, spool.state(locations.spool).waiting))
@@ -231,6 +249,7 @@ def import_(
     from pygraphd.daemon import exchange
 
     with _opened(file) as (stream, name):
+        _check_is_export(stream, name)
         contents = exchange.check_file(stream, name)
         read = exchange.read_file(stream, name)
         entries = (entry for entry in read if entry is not None)
@@ -305,9 +324,25 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
                 shutil.copyfileobj(stream, buffer)
                 buffer.seek(0)
                 stream = buffer
+        except IsADirectoryError as error:
+            raise UsageError(f"{file}: is a folder, not {_AN_EXPORT}") from error
         except OSError as error:
             raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
         yield stream, "standard input" if file == "-" else file
+
+
+def _check_is_export(stream: BinaryIO, name: str) -> None:
+    """Raise UsageError if a file does not begin as an export does, and rewind it. Of what else is wrong, the reader names the line."""
+    from pygraphd.schema.portable import FORMAT, json_line
+
+    try:
+        header = json_line(stream)
+    except (ValueError, RecursionError):
+        header = None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        is_empty = not stream.seek(0) and not stream.read(1)
+        raise UsageError(f"{name}: is {'empty' if is_empty else 'another file'}, not {_AN_EXPORT}")
+    stream.seek(0)
 
 
 def _age(text: str | None) -> float | None:
@@ -409,9 +444,7 @@ def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def _say_all(texts: Iterable[str]) -> int:
-    """Print texts as they come; return their number."""
-    count = 0
-    for count, text in enumerate(texts, 1):  # noqa: B007 - the last one counts
+def _say_all(texts: Iterable[str]) -> None:
+    """Print texts as they come."""
+    for text in texts:
         _say(text)
-    return count

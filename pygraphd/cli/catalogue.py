@@ -35,9 +35,11 @@ PAGE_ROWS = 500
 """Entries read in one transaction: neither memory nor the daemon's log grows with the length of a listing."""
 _CACHE_KIB = 16_384
 """Enough for the inner pages of a million entries' indices: with SQLite's own 2 MB a listing takes three times as long."""
+_DIGEST_DIGITS = 64
 _MOST_AMBIGUOUS = 100
 """Entries or graphs that are looked for behind one prefix."""
 NOT_FOUND = "no entry has an id or graph that begins so; see: pygraphd cache inspect"
+NO_DIGITS = "no id or graph begins so: each has 64 digits of 0-9 and a-f; see: pygraphd cache inspect"
 
 _ENTRY = (
     tables.Decision.id,
@@ -218,6 +220,12 @@ class Catalogue:
             lambda connection: array("q", connection.scalars(query.execution_options(yield_per=PAGE_ROWS)))
         )
 
+    def gpus(self) -> set[str]:
+        """Return the names of the GPUs that have entries."""
+        has_entries = sa.exists().where(tables.Decision.environment == tables.Environment.id)
+        query = sa.select(tables.Environment.gpu).where(has_entries).distinct()
+        return {str(row["gpu"]) for row in self.rows(query)}  # tables without types hold anything
+
     def has(self, prefix: str) -> bool:
         """Return whether the id or graph digest of any entry begins with `prefix`."""
         return bool(self.rows(sa.select(tables.Decision.id).where(_begins_with(prefix)).limit(1)))
@@ -340,10 +348,15 @@ def _rows_at(connection: sa.Connection, places: Sequence[int]) -> list[tuple[Any
     return _PAGE.run(connection, {"places": json.dumps(list(places))}).fetchall()
 
 
+def is_prefix(text: str) -> bool:
+    """Return whether an id or a digest can begin with `text`."""
+    return DIGITS.fullmatch(text) is not None and len(text) <= _DIGEST_DIGITS
+
+
 def check_prefix(prefix: str) -> None:
-    """Raise UsageError if `prefix` cannot begin an id or a digest, since it is not hexadecimal."""
-    if not DIGITS.fullmatch(prefix):
-        raise UsageError(f"{prefix}: {NOT_FOUND}")
+    """Raise UsageError if `prefix` cannot begin an id or a digest."""
+    if not is_prefix(prefix):
+        raise UsageError(f"{prefix}: {NO_DIGITS}")
 
 
 def only_graph(prefix: str, digests: set[str]) -> str | None:

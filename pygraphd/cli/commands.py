@@ -15,6 +15,7 @@ import typer
 from pygraphd import folders
 from pygraphd.cli import report_commands
 from pygraphd.cli.cache_commands import cache
+from pygraphd.cli.suggestions import Commands
 from pygraphd.cli.team_commands import team
 from pygraphd.config import flag, flag_variable, load_config
 from pygraphd.errors import Exit, NotRunningError, UsageError
@@ -27,18 +28,19 @@ if TYPE_CHECKING:
     from pygraphd.config import Config
 
 application = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="CUDA Graphs for torch.compile where they pay off; the daemon and its cache.",
 )
-application.add_typer(cache, name="cache")
-application.add_typer(team, name="team")
+application.add_typer(cache, name="cache", cls=Commands)
+application.add_typer(team, name="team", cls=Commands)
 application.command()(report_commands.report)
 application.command()(report_commands.doctor)
 config_commands = typer.Typer(no_args_is_help=True, help="The daemon's settings.")
-application.add_typer(config_commands, name="config")
+application.add_typer(config_commands, name="config", cls=Commands)
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _IdleExit = Annotated[
@@ -117,15 +119,21 @@ def restart(
     metrics_port: _MetricsPort = None,
     team_url: _TeamUrl = None,
 ) -> None:
-    """Stop the daemon if it runs, then start it."""
+    """Stop the daemon if it runs, then start it, with the options that it had but for those given."""
     from pygraphd.cli import lifecycle
+    from pygraphd.cli.output import complain
 
-    flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
+    given = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
+    locations = locate()
+    had = lifecycle.options_of(locations, [name for name, text in given.items() if text is None])
+    flags = given | had.kept
     config = load_config(os.environ, flags)
     try:
-        lifecycle.stop(locate())
+        lifecycle.stop(locations)
     except NotRunningError:
         _say("was not running")
+    for text in had.texts():
+        complain(f"pygraphd: {text}")
     _start_in_background(flags, config)
 
 
@@ -172,6 +180,7 @@ def logs(
     locations = locate()
     folders.check_unshared(locations.cache)
     log = locations.log
+    reading.check_there(locations)
     try:
         for line in reading.follow(log, count) if follow else reading.last_lines(log, count):
             _say(line)

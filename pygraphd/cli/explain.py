@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd import folders
 from pygraphd.cli import summaries
-from pygraphd.cli.catalogue import NOT_FOUND, CachedEntry, Catalogue, only_graph
+from pygraphd.cli.catalogue import NO_DIGITS, NOT_FOUND, CachedEntry, Catalogue, is_prefix, only_graph
 from pygraphd.cli.shipped_catalogue import open_with_shipped
 from pygraphd.cli.spool_catalogue import SpoolCatalogue
 from pygraphd.daemon import spool
 from pygraphd.errors import UsageError
-from pygraphd.schema.keys import DIGITS
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.policy import POLICY_VERSION, reason_text
 from pygraphd.schema.summary import Deployed, Source
@@ -115,8 +114,8 @@ def explain(target: str, locations: Locations) -> Answer:
     """Explain the graphs of a summary file, or else the graph whose digest or id begins with `target`; raises CommandError."""
     waiting = spool.state(locations.spool).waiting
     is_file = summaries.is_file(target)
-    if not is_file and not DIGITS.fullmatch(target):
-        raise UsageError(f"{target}: is no file, and {NOT_FOUND}")
+    if not is_file and not is_prefix(target):
+        raise UsageError(f"{target}: is no file, and {NO_DIGITS}")
     with open_catalogues(locations, waiting) as catalogues:
         if is_file:
             summary = summaries.read_summary(Path(target))

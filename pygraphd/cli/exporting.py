@@ -34,6 +34,11 @@ class Export:
         self._places = catalogue.places(gpu, graph)
         self.left_out: Counter[str] = Counter()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no entry is selected, be it final or not."""
+        return not self._places
+
     def __iter__(self) -> Iterator[Portable]:
         for some in chunks(self._places, PAGE_ROWS):
             rows, measured = self._catalogue.read_repeatable(

@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pygraphd import folders
-from pygraphd.config import flag
+from pygraphd.config import flag, load_config
 from pygraphd.daemon import control
 from pygraphd.daemon.lock import Activity, activity_of_holder, holder, hung_text, is_held, why_unknown
 from pygraphd.errors import CommandError, NotRunningError, UsageError
@@ -34,6 +35,8 @@ STOP_S = 15.0
 """Longer than an ending daemon may take."""
 _POLL_S = 0.02
 _LAST_BYTES = 4096
+_UNTOLD = "***"
+"""Stands for a password in what the daemon tells of a URL."""
 
 
 def start(
@@ -99,6 +102,52 @@ def not_applied(
     others = [name for name in flags if not _is_alike(has.get(name), wanted[name])]
     words = [word for name in others for word in (flag(name), shlex.quote(flags[name]))]
     return words + [word for name in hidden for word in (flag(name), "URL")]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options of a daemon that runs, for the next one: by name of setting those to keep, and the names of those that cannot be."""
+
+    kept: dict[str, str] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+    def texts(self) -> list[str]:
+        """Return a line on each kind, if there are any."""
+        kept = " ".join(f"{flag(name)} {shlex.quote(text)}" for name, text in self.kept.items())
+        lost = " ".join(f"{flag(name)}=..." for name in self.lost)
+        lines = {
+            f"kept from the daemon before: {kept}; `pygraphd stop` and then `start` drops it": kept,
+            f"not kept, as the daemon does not tell all of it: {lost}; run: pygraphd restart {lost}": lost,
+        }
+        return [line for line, options in lines.items() if options]
+
+
+def options_of(locations: Locations, names: Collection[str]) -> Options:
+    """Return those of some options with which the running daemon was started; none if no daemon can be asked."""
+    told = _stats(locations).get("settings")
+    settings = told if isinstance(told, dict) else {}
+    found = [name for name in names if _origin(settings.get(name)) == flag(name)]
+    texts = {name: _option_text(settings[name].get("value")) for name in found}
+    kept = {name: text for name, text in texts.items() if _is_valid(name, text)}
+    return Options(kept, tuple(name for name in found if name not in kept))
+
+
+def _origin(told: object) -> object:
+    return told.get("origin") if isinstance(told, dict) else None
+
+
+def _option_text(value: object) -> str:
+    # Not the "1800.0" that JSON has for half an hour.
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _is_valid(name: str, text: str) -> bool:
+    """Return whether a daemon of this version takes the text of an option; of a URL with a password, not all is told."""
+    try:
+        load_config({}, {name: text})
+    except UsageError:
+        return False
+    return _UNTOLD not in text
 
 
 def _stats(locations: Locations) -> dict[str, object]:

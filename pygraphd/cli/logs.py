@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd.cli.output import printable
+from pygraphd.daemon import control
 from pygraphd.errors import CommandError
 from pygraphd.remedies import unreadable
 from pygraphd.schema.ownership import open_regular
@@ -16,9 +17,28 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+    from pygraphd.schema.locations import Locations
+
 _POLL_S = 0.2
 _TAIL_BYTES = 4 * 2**20
 """How much of a file is read for its last lines: more than the daemon lets one grow."""
+
+
+class _NoLogError(CommandError):
+    """There is no log."""
+
+
+def check_there(locations: Locations) -> None:
+    """Raise CommandError if the log cannot be opened; if there is none, with how to get one."""
+    try:
+        _open(locations.log).close()
+    except _NoLogError as error:
+        if (running := control.ping(locations.socket)) is None:
+            raise
+        raise CommandError(
+            f"{locations.log}: there is no log, though pid {running.pid} runs: in the foreground of a terminal, the daemon "
+            "logs there; `pygraphd status` says if it cannot write a log, and `pygraphd restart` starts one in the background"
+        ) from error
 
 
 def last_lines(log: Path, count: int) -> list[str]:
@@ -95,7 +115,8 @@ def _open(path: Path) -> BinaryIO:
     try:
         return os.fdopen(open_regular(path, os.O_RDONLY), "rb")
     except FileNotFoundError as error:
-        raise CommandError(f"{path}: there is no log yet; run: pygraphd start") from error
+        how = "a daemon in the background writes it: run pygraphd start"
+        raise _NoLogError(f"{path}: there is no log yet; {how}") from error
     except OSError as error:
         raise CommandError(unreadable(path, error)) from error
 

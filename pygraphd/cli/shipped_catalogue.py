@@ -71,7 +71,7 @@ def pages_of(
     """Yield the pages of one catalogue after the other, `most` entries in all."""
     left = most
     for each in catalogues:
-        for page in each.pages(gpu, graph, left):
+        for page in filter(None, each.pages(gpu, graph, left)):
             yield page
             left = None if left is None else left - len(page)
         if left == 0:

@@ -22,7 +22,6 @@ SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 LAST = "last"
 MAX_SUMMARIES = 64
 """Summaries of `pygraphd run` that are kept; the oldest ones go first."""
-HOW = "a program run by `pygraphd run`, or with PYGRAPH_SUMMARY=FILE, writes one when it ends"
 
 
 def folder(locations: Locations) -> Path:
@@ -62,14 +61,14 @@ def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
     if target == LAST:
         if found:
             return found[0]
-        raise UsageError(f"there is no summary yet: {HOW}")
+        raise UsageError(f"there is no summary yet: {summaries.HOW}")
     # PID.PLACE.SCRIPT.json of the process itself, or FILE.PID of one that it has started.
     named = [path for path in found if target.isdecimal() and target in _ends(path.name)]
     if named:
         return named[0]
     summaries.check_absent(target)
     what = "process with this pid left a summary" if target.isdecimal() else "such file"
-    raise UsageError(f"{target}: no {what}; {HOW}")
+    raise UsageError(f"{target}: no {what}; {summaries.HOW}")
 
 
 def _ends(name: str) -> tuple[str, str]:

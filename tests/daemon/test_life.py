@@ -120,6 +120,17 @@ def test_restart_is_another_process_with_the_same_cache(
     assert status["entries"] == 1
 
 
+def test_a_restart_keeps_the_options_of_the_daemon_before(home: Home) -> None:
+    home.pygraphd("start", "--log", "debug", "--idle-exit", "1h")
+    done = home.pygraphd("restart", "--idle-exit", "2h")
+    assert done.stderr == (
+        "pygraphd: kept from the daemon before: --log debug; `pygraphd stop` and then `start` drops it\n"
+    )
+    settings = home.status()["settings"]
+    assert settings["log"] == {"value": "debug", "origin": "--log"}
+    assert settings["idle_exit"] == {"value": 7200.0, "origin": "--idle-exit"}
+
+
 def test_files_are_ours_alone(home: Home) -> None:
     home.start()
     assert stat.S_IMODE(home.locations.socket.stat().st_mode) == 0o600

@@ -42,7 +42,8 @@ def check_helper_compiles() -> None:
         time.sleep(0.1)
     assert build.why_it_failed(path) is None, build.why_it_failed(path)
     helper = build.load(path)
-    assert helper is not None and not isinstance(helper, str), helper
+    assert helper is not None
+    assert not isinstance(helper, str), helper
     print("the C helper compiled from the installed sources, and loaded")
 
 

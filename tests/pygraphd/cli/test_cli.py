@@ -244,7 +244,9 @@ def test_what_can_be_in_no_cache_is_a_usage_error_also_without_one(
     for word in ("zzz", "/no/such/file"):
         assert pygraphd("cache", command, word) == 2
         assert f"{word}: " in (said := capsys.readouterr().err)
-        assert "no entry has an id or graph that begins so; see: pygraphd cache inspect" in said
+        assert (
+            "no id or graph begins so: each has 64 digits of 0-9 and a-f; see: pygraphd cache inspect" in said
+        )
     assert pygraphd("cache", command, "abc") == 1
     assert "there is no cache yet" in capsys.readouterr().err
     assert not locations.database.exists()
@@ -257,7 +259,7 @@ def test_show(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["graph"] == entry["graph"]
     assert pygraphd("cache", "show", entry["graph"][:10]) == 0
     assert entry["id"] in capsys.readouterr().out
-    assert pygraphd("cache", "show", "zzz") == 2
+    assert pygraphd("cache", "show", "00000") == 2
     assert "no entry has an id or graph" in capsys.readouterr().err
 
 
@@ -269,7 +271,7 @@ def test_explain(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert pygraphd("cache", "explain", graph[:10]) == 0
     assert "GRAPH            12  100.0 ±1.5     90.0    80.0  25%" in capsys.readouterr().out
     assert pygraphd("cache", "explain", __file__) == 2
-    assert "test_cli.py: is no summary that can be explained" in capsys.readouterr().err
+    assert "test_cli.py: is not a summary: it is another file" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(30)  # it would be waited for
@@ -278,9 +280,7 @@ def test_explain_of_a_pipe(locations: Locations, capsys: pytest.CaptureFixture[s
     os.mkfifo(pipe)
 
     assert pygraphd("cache", "explain", str(pipe)) == 2
-    assert capsys.readouterr().err.endswith(
-        "pipe: is a pipe, not a file that a program wrote for PYGRAPH_SUMMARY\n"
-    )
+    assert "pipe: is a pipe, not a summary; a program run by `pygraphd run`" in capsys.readouterr().err
 
 
 def test_explain_of_nothing(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
@@ -390,6 +390,30 @@ def test_a_daemon_that_cannot_derive_is_named(
     assert capsys.readouterr().err == (
         "pygraphd: the daemon is version 0.0.9, which cannot derive decisions anew for this one; run: pygraphd restart\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"", "empty"),
+        (b"# PyGraph\n", "another file"),
+        (b"\x7fELF\xff\n", "another file"),
+        (b'{"schema": 2}\n', "another file"),
+        (b"[" * 60_000 + b"\n", "another file"),
+        (b"x" * 100_000, "another file"),
+    ],
+    ids=["empty", "text", "binary", "JSON", "deep", "long"],
+)
+def test_an_import_of_another_file_says_what_is_read(
+    locations: Locations, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, kind: str
+) -> None:
+    (file := tmp_path / "file").write_bytes(content)
+    assert pygraphd("cache", "import", str(file)) == 2
+    said = f"is {kind}, not one that `pygraphd cache export FILE` has written; nothing was imported\n"
+    assert capsys.readouterr().err == f"pygraphd: {file}: {said}"
+    assert pygraphd("cache", "import", str(tmp_path)) == 2
+    assert f"{tmp_path}: is a folder, not one that `pygraphd cache export FILE`" in capsys.readouterr().err
+    assert not locations.database.exists()
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

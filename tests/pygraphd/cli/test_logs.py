@@ -5,11 +5,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.cli.logs import follow, last_lines
+from pygraphd.daemon import control
 from pygraphd.errors import CommandError
+from pygraphd.schema.messages import Ping
+from pygraphd.schema.version import VERSION
+from tests.support.cli_command import locations, pygraphd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from pygraphd.schema.locations import Locations
+
+__all__ = ["locations"]  # a fixture
 
 
 @pytest.fixture
@@ -33,10 +41,33 @@ def test_nothing_reaches_the_terminal_raw(log: Path) -> None:
 
 
 def test_no_log_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="there is no log yet; run: pygraphd start"):
+    with pytest.raises(CommandError, match="none: there is no log yet; a daemon in the background writes it"):
         last_lines(tmp_path / "none", 1)
     with pytest.raises(CommandError, match="there is no log yet"):
         next(follow(tmp_path / "none", 1))
+
+
+@pytest.mark.parametrize("words", [(), ("-f",)])
+def test_where_the_log_would_be_is_said(
+    locations: Locations, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert pygraphd("logs", *words) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (
+        f"pygraphd: {locations.log}: there is no log yet; a daemon in the background writes it: run pygraphd start\n"
+    )
+
+
+def test_a_daemon_that_logs_elsewhere_is_not_to_be_started_once_more(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "ping", lambda path: Ping("pygraphd", VERSION, 1, 7, ()))
+    assert pygraphd("logs") == 1
+    said = capsys.readouterr().err
+    assert f"{locations.log}: there is no log, though pid 7 runs: in the foreground of a terminal" in said
+    assert "pygraphd start" not in said
+    assert "`pygraphd restart` starts one in the background" in said
 
 
 def test_what_is_added_follows_through_a_rotation_and_a_cut(log: Path) -> None:

@@ -80,9 +80,11 @@ def changed(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("", "Expecting value"),
-        ("{\xff}", "codec can't decode"),
-        ("[" * 100_000, "recursion"),
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ("# PyGraph", "it is another file, or only a part of one; "),
+        ("{\xff}", "it is another file"),
+        ("[" * 100_000, "it is another file"),
         ("[]", "expected an object with schema 2"),
         ('{"schema": 1}', "expected an object with schema 2"),
         ('{"schema": 2, "graphs": 3}', "it lists no decisions"),
@@ -111,13 +113,12 @@ def test_another_file_is_refused_with_a_reason(tmp_path: Path, content: str, pro
     path = tmp_path / "file"
     path.write_bytes(content.encode("latin-1"))
 
-    with pytest.raises(
-        UsageError, match=f"{path}: is no summary that can be explained: .*{problem}"
-    ) as caught:
+    with pytest.raises(UsageError, match=f"{path}: is not a summary: .*{problem}") as caught:
         summaries.read_summary(path)
 
     assert caught.value.exit_code == Exit.USAGE
-    assert "PYGRAPH_SUMMARY=FILE writes one" in str(caught.value)
+    assert str(caught.value).endswith(f"; {summaries.HOW}")
+    assert "PYGRAPH_SUMMARY=FILE" in summaries.HOW
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +166,7 @@ def test_what_is_no_file_is_said_to_be_none_and_hides_no_graph(
     for name in ("it", "ab12"):
         MAKERS[kind](Path(name))
 
-    with pytest.raises(UsageError, match=f"^it: is {kind}, not a file that a program wrote") as caught:
+    with pytest.raises(UsageError, match=f"^it: is {kind}, not a summary; {summaries.HOW}") as caught:
         summaries.is_file("it")
     assert caught.value.exit_code == Exit.USAGE
     assert not summaries.is_file("ab12")
