@@ -33,6 +33,7 @@ API_VERSION = 3
 statistics and `prune` stay under /v1, so that each version can recognise, stop and prune each other."""
 LOOKUP_PATH = f"/v{API_VERSION}/lookup"
 RECORD_PATH = f"/v{API_VERSION}/record"
+SIZES_PATH = f"/v{API_VERSION}/sizes"
 LEASE_PATH = f"/v{API_VERSION}/lease"
 REDERIVE_PATH = f"/v{API_VERSION}/rederive"
 IMPORT_PATH = f"/v{API_VERSION}/import"
@@ -128,7 +129,8 @@ class Graph:
     """One partition as the cache knows it: its digest, and the facts that `cache inspect` shows.
 
     `operators` is the number of operators in its FX graph. `sizes` are the integer inputs (dynamic sizes) that the entry is for, in
-    the order of the partition's inputs; empty: there are none, or the entry is for all sizes.
+    the order of the partition's inputs; empty: there are none, or the entry is for all sizes. `whole` is the digest of the graph without
+    sizes, by which its sizes are found; None: it has no sizes, or an older client does not say.
     """
 
     digest: str
@@ -137,6 +139,7 @@ class Graph:
     partitions: int
     operators: int
     sizes: tuple[int, ...] = ()
+    whole: str | None = None
 
     def __post_init__(self) -> None:
         check_digest("digest", self.digest)
@@ -144,6 +147,8 @@ class Graph:
         check_int("partition", self.partition, maximum=self.partitions - 1)
         check_int("operators", self.operators, maximum=MAX_COUNT)
         check_sizes(self.sizes)
+        if self.whole is not None:
+            check_sized(self.digest, self.whole, self.sizes)
 
     @property
     def name(self) -> str:
@@ -154,7 +159,8 @@ class Graph:
 
     def at(self, sizes: tuple[int, ...]) -> Graph:
         """Return this graph at one set of dynamic sizes, with a digest of its own; raises InvalidMessageError if they are too many."""
-        return dataclasses.replace(self, digest=sized_digest(self.digest, sizes), sizes=sizes)
+        digest = sized_digest(self.digest, sizes)
+        return dataclasses.replace(self, digest=digest, sizes=sizes, whole=self.digest)
 
 
 def check_sizes(sizes: tuple[int, ...]) -> None:
@@ -163,6 +169,13 @@ def check_sizes(sizes: tuple[int, ...]) -> None:
         raise InvalidMessageError(f"sizes: {len(sizes)} items, at most {MAX_INTEGER_INPUTS} allowed")
     for size in sizes:
         check_int("sizes", size, maximum=_MAX_INT64, minimum=-_MAX_INT64)
+
+
+def check_sized(digest: str, whole: str, sizes: tuple[int, ...]) -> None:
+    """Raise InvalidMessageError unless `digest` is that of the graph `whole` at `sizes`, so that nobody adds sizes to a graph that is another."""
+    check_digest("whole", whole)
+    if sized_digest(whole, sizes) != digest:
+        raise InvalidMessageError("whole: is another graph than the one that the digest is made of")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +307,51 @@ class LookupAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class SizesRequest:
+    """`SIZES_PATH`: the final decisions for the dynamic sizes of one graph (digest) in one environment (digest), `most` of them."""
+
+    environment: str
+    graph: str
+    most: int
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+        check_digest("graph", self.graph)
+        check_int("most", self.most, maximum=MAX_REQUEST_GRAPHS, minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SizedEntry:
+    """The entry of a graph at one set of dynamic sizes."""
+
+    sizes: tuple[int, ...]
+    entry: Entry
+
+    def __post_init__(self) -> None:
+        check_sizes(self.sizes)
+        if not self.sizes:
+            raise InvalidMessageError("sizes: expected one at least")
+
+
+@dataclass(frozen=True, slots=True)
+class SizesAnswer:
+    """The sizes that were found, the most used first. It repeats environment and graph, so that a stray answer is recognised."""
+
+    environment: str
+    version: str
+    graph: str
+    entries: tuple[SizedEntry, ...]
+
+    def __post_init__(self) -> None:
+        check_digest("environment", self.environment)
+        check_text("version", self.version, maximum=64)
+        check_digest("graph", self.graph)
+        _check_length("entries", self.entries)
+        for each in self.entries:
+            check_sized(each.entry.graph, self.graph, each.sizes)
+
+
+@dataclass(frozen=True, slots=True)
 class RecordRequest:
     """`RECORD_PATH`: new decisions and measurements; also the content of one file in the spool folder."""
 
@@ -356,7 +414,17 @@ class LeaseAnswer:
         check_number("seconds", self.seconds, maximum=MAX_LEASE_S)
 
 
-Message = Ping | LookupRequest | LookupAnswer | RecordRequest | RecordAnswer | LeaseRequest | LeaseAnswer
+Message = (
+    Ping
+    | LookupRequest
+    | LookupAnswer
+    | SizesRequest
+    | SizesAnswer
+    | RecordRequest
+    | RecordAnswer
+    | LeaseRequest
+    | LeaseAnswer
+)
 
 
 def portions(items: Sequence[_Item]) -> list[Sequence[_Item]]:

@@ -25,6 +25,9 @@ from pygraphd.schema.messages import (
     Measurement,
     Origin,
     Record,
+    SizedEntry,
+    SizesRequest,
+    check_sized,
 )
 from pygraphd.schema.ownership import is_irregular
 from pygraphd.schema.portable import Portable
@@ -33,18 +36,29 @@ from pygraphd.schema.reasons import Reason, ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DATABASE_VERSION = 8
-"""`PRAGMA user_version` of the tables that `SELECT_DECISIONS` reads."""
+DATABASE_VERSION = 9
+"""`PRAGMA user_version` of the tables that `SELECT_DECISIONS` and `SELECT_SIZES` read."""
 OLDEST_MIGRATED = 8
 """The first version that a daemon migrates. 1 to 7 were of versions that were never released, and are set aside."""
 BUSY_TIMEOUT_S = 0.1
 
-SELECT_DECISIONS = """
-SELECT graph, deployment, reason, detail, against, against_detail, policy, final, calls, uid, host, cost_us, measured_at, host_us, span_us
+_ANSWER = "deployment, reason, detail, against, against_detail, policy, final, calls, uid, host, cost_us, measured_at, host_us, span_us"
+SELECT_DECISIONS = f"""
+SELECT graph, {_ANSWER}
 FROM decision
 WHERE environment = ? AND graph IN (SELECT value FROM json_each(?))
 """
 """The columns of the answer."""
+
+# CROSS JOIN: the sizes of a graph are few, and the entries of an environment may be a million.
+SELECT_SIZES = f"""
+SELECT sizes, graph, {_ANSWER}
+FROM graph CROSS JOIN decision ON decision.graph = graph.digest
+WHERE whole = ? AND environment = ? AND final = 1
+ORDER BY hits DESC, measured_at IS NULL, measured_at, created_at, decision.rowid
+LIMIT ?
+"""
+"""The sizes of a graph in the order of their use; of those used as often, the one that was measured first, which had come back first."""
 
 SELECT_MEASUREMENTS = """
 SELECT version, deployment, samples, median_us, mad_us, host_us, span_us, busy, host_mad_us, span_mad_us
@@ -77,16 +91,24 @@ def irregular_file(database: Path) -> Path | None:
 def read_entries(database: Path, request: LookupRequest) -> tuple[Entry, ...]:
     """Return the entries for a request straight from the file; raises OSError or sqlite3.Error if it cannot be read."""
     with contextlib.closing(connect(database)) as connection:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if not version:
-            return ()  # it is being made: a daemon fills it and says so in one transaction
-        if version != DATABASE_VERSION:
-            raise sqlite3.DatabaseError(f"database version {version}, this program reads {DATABASE_VERSION}")
-        return select_entries(connection, request)
+        return select_entries(connection, request) if _has_tables(connection) else ()
+
+
+def read_sizes(database: Path, request: SizesRequest) -> tuple[SizedEntry, ...]:
+    """Return the sizes of a graph straight from the file, the most used first; raises OSError or sqlite3.Error if it cannot be read."""
+    with contextlib.closing(connect(database)) as connection:
+        return select_sizes(connection, request) if _has_tables(connection) else ()
+
+
+def _has_tables(connection: sqlite3.Connection) -> bool:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in {0, DATABASE_VERSION}:
+        raise sqlite3.DatabaseError(f"database version {version}, this program reads {DATABASE_VERSION}")
+    return bool(version)  # else it is being made: a daemon fills it and says so in one transaction
 
 
 Row = tuple[Any, ...]
-"""A row of `SELECT_DECISIONS`."""
+"""A row of `SELECT_DECISIONS`, or of `SELECT_SIZES`."""
 
 
 def select_entries(connection: sqlite3.Connection, request: LookupRequest) -> tuple[Entry, ...]:
@@ -97,14 +119,35 @@ def select_entries(connection: sqlite3.Connection, request: LookupRequest) -> tu
 
 def select_rows(connection: sqlite3.Connection, request: LookupRequest) -> list[Row]:
     """Return the rows for a request from an open database; they may hold anything. Raises sqlite3.Error."""
-    asked = (request.environment, json.dumps(request.graphs))
+    return _rows(connection, SELECT_DECISIONS, (request.environment, json.dumps(request.graphs)))
+
+
+def _rows(connection: sqlite3.Connection, statement: str, asked: tuple[str | int, ...]) -> list[Row]:
     try:
-        return connection.execute(SELECT_DECISIONS, asked).fetchall()
+        return connection.execute(statement, asked).fetchall()
     except sqlite3.OperationalError as error:
         if "decode" not in str(error):
             raise
         connection.text_factory = _replacing  # text of one row is not UTF-8, which must not hide the others
-        return connection.execute(SELECT_DECISIONS, asked).fetchall()
+        return connection.execute(statement, asked).fetchall()
+
+
+def select_sizes(connection: sqlite3.Connection, request: SizesRequest) -> tuple[SizedEntry, ...]:
+    """Return the sizes of a graph from an open database, the most used first; a row that is not valid is left out. Raises sqlite3.Error."""
+    asked = (request.graph, request.environment, request.most)
+    found = (_sized_entry(request.graph, *row) for row in _rows(connection, SELECT_SIZES, asked))
+    return tuple(each for each in found if each is not None)
+
+
+def _sized_entry(whole: str, text: Any, *row: Any) -> SizedEntry | None:
+    if (entry := _entry(*row)) is None:
+        return None
+    try:
+        sizes = tuple(map(int, str(text).split(",")))
+        check_sized(entry.graph, whole, sizes)
+        return SizedEntry(sizes, entry)
+    except ValueError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

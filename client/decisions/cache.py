@@ -11,6 +11,7 @@ import json
 import os
 import time
 import uuid
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.decisions import daemon_start, spool
@@ -18,6 +19,7 @@ from pygraphd.client.decisions.bundle import MAX_BUNDLE_ENTRIES, Bundle
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema import messages, offline, portable, shipped
 from pygraphd.schema.checks import InvalidMessageError
+from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import (
     Entry,
     LeaseAnswer,
@@ -27,23 +29,45 @@ from pygraphd.schema.messages import (
     Record,
     RecordAnswer,
     RecordRequest,
+    SizedEntry,
+    SizesAnswer,
+    SizesRequest,
 )
 from pygraphd.schema.ownership import refuse_shared
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from pygraphd.client.common.report import Report
     from pygraphd.schema.keys import Environment
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.portable import Portable
+    from pygraphd.schema.shipped import Shipped
 
 MAX_DAEMON_FAILURES = 2
 OTHER_VERSION = "of another version; run: pygraphd restart"
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """Variables in which schedulers name the job."""
-_Answer = TypeVar("_Answer", LookupAnswer, RecordAnswer, LeaseAnswer)
+_Read = TypeVar("_Read", Entry, SizedEntry)
+_Answer = TypeVar("_Answer", LookupAnswer, SizesAnswer, RecordAnswer, LeaseAnswer)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSizes:
+    """The final decisions for the sizes of a graph, the most used first.
+
+    `elsewhere` has the keys (`entry_id`) of further entries, of whatever graph, that a lookup would find; None: any may be found.
+    """
+
+    environment: str
+    entries: tuple[SizedEntry, ...]
+    elsewhere: frozenset[str] | None
+
+    def may_find(self, graph: str) -> bool:
+        """Whether a lookup may find the entry for a graph (digest) that is not among the entries."""
+        return self.elsewhere is None or entry_id(self.environment, graph) in self.elsewhere
 
 
 class Cache:
@@ -61,7 +85,7 @@ class Cache:
         self._failures = 0
         self._unknown: set[str] = set()
         self._holder = uuid.uuid4().hex
-        self._spooled: dict[str, dict[str, Entry]] = {}
+        self._spooled: dict[str, dict[str, spool.Spooled]] = {}
 
     def lookup(self, environment: Environment, graphs: Sequence[str]) -> dict[str, Entry]:
         """Return the stored entries by graph digest."""
@@ -81,6 +105,32 @@ class Cache:
             known |= {each.record.graph.digest: each.entry() for each in found}
         self._report.lookup_ms += (time.perf_counter() - began) * 1e3
         return known
+
+    def sizes(self, environment: Environment, graph: str, most: int) -> KnownSizes:
+        """Return the stored entries for the sizes of a graph (digest), by one request, `most` of them: the most used."""
+        began = time.perf_counter()
+        most = min(most, messages.MAX_REQUEST_GRAPHS)
+        request = SizesRequest(environment.digest(), graph, most)
+        elsewhere = self.bundle.listed()
+        if (entries := self._ask_for_sizes(request)) is None:
+            is_old = messages.SIZES_PATH in self._unknown  # a daemon that does not know the request
+            entries, elsewhere = ((), None) if is_old else (self._read_sizes(request), elsewhere)
+        if len(entries) == messages.MAX_REQUEST_GRAPHS:
+            elsewhere = None
+        found = KnownSizes(request.environment, (), elsewhere)
+        final = (each for each in entries if each.entry.decision.final)
+        better = [
+            each
+            for each in final
+            if not (_ranks_below_a_bundle(each.entry) and found.may_find(each.entry.graph))
+        ]
+        self._report.lookup_ms += (time.perf_counter() - began) * 1e3
+        return KnownSizes(request.environment, tuple(better[:most]), elsewhere)
+
+    def count_hits(self, environment: Environment, graphs: Sequence[str]) -> None:
+        """Tell the daemon which of the entries that `sizes` returned are used, so that it knows the most used ones."""
+        for some in messages.portions(graphs):
+            self._ask(LookupRequest(environment.digest(), tuple(some)))
 
     def _hand_over(self, entries: Sequence[Portable]) -> None:
         """Have the daemon import the entries that a bundle brought, once, so that it serves and shows them."""
@@ -122,6 +172,14 @@ class Cache:
         )
         return None if answer is None else answer.entries
 
+    def _ask_for_sizes(self, request: SizesRequest) -> tuple[SizedEntry, ...] | None:
+        body = messages.encode(request)
+        answer = self._exchange(messages.SIZES_PATH, body, SizesAnswer, request.environment)
+        if answer is not None and answer.graph != request.graph:
+            self._fail("daemon: answered for another graph")
+            return None
+        return None if answer is None else answer.entries
+
     def _exchange(self, target: str, body: bytes, kind: type[_Answer], environment: str) -> _Answer | None:
         answer = self._send(target, body)
         if answer is None:
@@ -155,29 +213,46 @@ class Cache:
         self._report.count_failure(reason)
 
     def _read_files(self, request: LookupRequest) -> tuple[Entry, ...]:
-        entries = self._read_database(request)
+        own = self._read_own(request)
+        read = self._load_shipped(lambda folder: shipped.load(folder, request.graphs))
+        return own + tuple(known.entry for known in read.for_unanswered(request, shipped.answered(own)))
+
+    def _read_own(self, request: LookupRequest) -> tuple[Entry, ...]:
+        entries = self._read_database(lambda database: offline.read_entries(database, request))
         found = {entry.graph for entry in entries}
         spooled = self._read_spool(request.environment)
-        entries += tuple(
-            spooled[graph] for graph in request.graphs if graph in spooled and graph not in found
+        return entries + tuple(
+            spooled[graph].entry for graph in request.graphs if graph in spooled and graph not in found
         )
-        return entries + self._read_shipped(request, entries)
 
-    def _read_shipped(self, request: LookupRequest, own: tuple[Entry, ...]) -> tuple[Entry, ...]:
+    def _read_sizes(self, request: SizesRequest) -> tuple[SizedEntry, ...]:
+        entries = self._read_database(lambda database: offline.read_sizes(database, request))
+        found = {each.entry.graph for each in entries}
+        spooled = [
+            each
+            for each in self._read_spool(request.environment).values()
+            if each.graph.whole == request.graph and each.graph.digest not in found
+        ]
+        spooled.sort(key=lambda each: each.left_at)
+        entries += tuple(SizedEntry(each.graph.sizes, each.entry) for each in spooled)
+        read = self._load_shipped(lambda folder: shipped.load(folder, sizes_of=request.graph))
+        return entries + tuple(read.sizes(request, self._read_own))
+
+    def _load_shipped(self, load: Callable[[Path | None], Shipped]) -> Shipped:
         try:
-            read = shipped.load(shipped.folder(os.environ.get(shipped.VARIABLE, "")), request.graphs)
+            read = load(shipped.folder(os.environ.get(shipped.VARIABLE, "")))
         except ValueError as error:
             self._report.count_failure(f"{shipped.VARIABLE}: {error}")
-            return ()
+            return shipped.Shipped()
         for problem in read.problems:
             self._report.count_failure(f"shipped: {problem}")
-        return tuple(known.entry for known in read.for_unanswered(request, shipped.answered(own)))
+        return read
 
-    def _read_database(self, request: LookupRequest) -> tuple[Entry, ...]:
+    def _read_database(self, read: Callable[[Path], tuple[_Read, ...]]) -> tuple[_Read, ...]:
         try:
             refuse_shared(self._locations.cache)
             self._locations.database.stat()
-            return offline.read_entries(self._locations.database, request)
+            return read(self._locations.database)
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except Exception as error:  # noqa: BLE001 - whatever lies there
@@ -188,7 +263,7 @@ class Cache:
     def _is_starting(self) -> bool:
         return daemon_start.starting.is_under_way(self._locations.lock)
 
-    def _read_spool(self, environment: str) -> dict[str, Entry]:
+    def _read_spool(self, environment: str) -> dict[str, spool.Spooled]:
         # Once for a process: what it leaves there itself is added as it goes.
         if environment not in self._spooled:
             try:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.common import log
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.leases import Leases
+from pygraphd.schema.keys import sized_digest
 from pygraphd.schema.messages import Decision, Entry, Measurement, Record
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from pygraphd.client.common.report import Report
     from pygraphd.client.decisions.cache import Cache
@@ -50,6 +52,15 @@ UNKNOWN = LookupResult()
 
 
 @dataclass(frozen=True, slots=True)
+class SizesResult:
+    """The sizes of a graph with a final decision that is used, the most used first, and whether others may have one."""
+
+    known: Mapping[tuple[int, ...], LookupResult]
+    may_know: Callable[[tuple[int, ...]], bool]
+    """Whether a lookup may find a decision for a size that is not among the known ones."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result for a graph in this process.
 
@@ -78,10 +89,13 @@ class DecisionService:
         self._pending: dict[PendingGraph, None] = {}
         self._dropped: deque[PendingGraph] = deque()
         self._unrecorded: list[tuple[Environment, Record]] = []
+        self._used: list[tuple[Environment, str]] = []
+        """The entries of `look_up_sizes` that were used, as long as the daemon has not been told."""
 
     def look_up(self, graphs: Sequence[Graph], environment: Environment) -> dict[str, LookupResult]:
         """Return the stored entries of some graphs by digest; graphs without one are left out."""
         self._take_dropped(MAX_UNRECORDED)
+        self._tell_used()
         found = self.cache.lookup(environment, [graph.digest for graph in graphs])
         known: dict[str, LookupResult] = {}
         for digest, entry in found.items():
@@ -97,6 +111,35 @@ class DecisionService:
         hits = sum(known.get(graph.digest, UNKNOWN).entry is not None for graph in graphs)
         self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         return known
+
+    def look_up_sizes(self, graph: Graph, environment: Environment, most: int) -> SizesResult:
+        """Return the decided sizes of a graph, `most` of them, by one request; each that is used is to be noted by `use`."""
+        found = self.cache.sizes(environment, graph.digest, most)
+        known = {
+            each.sizes: LookupResult(each.entry)
+            for each in found.entries
+            if self.trust.why_rejected(each.entry) is None
+        }
+        log.info("%s: %d of its sizes are known", graph.name, len(known))
+        return SizesResult(known, lambda sizes: found.may_find(sized_digest(graph.digest, sizes)))
+
+    def use(self, graph: Graph, environment: Environment, known: LookupResult) -> None:
+        """Note that an entry of `look_up_sizes` is used. The daemon is told with the next lookup, or at the end: it need not be soon."""
+        assert known.entry is not None
+        log.info("%s: looked up with its graph: %s", graph.name, known.text)
+        self.cache.bundle.add_hit(environment, graph, known.entry)
+        self.report.count(looked_up=1, hits=1)
+        self._used.append((environment, graph.digest))
+
+    def _tell_used(self) -> None:
+        if not self._used:
+            return
+        used, self._used = self._used, []
+        graphs: dict[Environment, list[str]] = {}
+        for environment, graph in used:
+            graphs.setdefault(environment, []).append(graph)
+        for environment, some in graphs.items():
+            self.cache.count_hits(environment, some)
 
     # --- graphs without a decision ---
 
@@ -160,6 +203,7 @@ class DecisionService:
         for each in pending:
             self.close_one(each)
         self._take_dropped(0)
+        self._tell_used()
 
     def _take_dropped(self, most: int) -> None:
         """Report the graphs that were dropped; record all of them if there are more than `most` to be recorded."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.schema import messages
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, RecordRequest
+from pygraphd.schema.messages import MAX_BODY_BYTES, Entry, Graph, RecordRequest
 from pygraphd.schema.ownership import open_regular, refuse_planted
 
 if TYPE_CHECKING:
@@ -26,6 +27,15 @@ MAX_WAITING_FILES = 1000
 MAX_READ = 256
 MAX_READ_BYTES = 2**20
 """Files, and bytes after which no other is begun, read for one answer, newest first: a few hundred milliseconds at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """An entry in the spool, its graph, and when it was left there, in seconds since the epoch."""
+
+    graph: Graph
+    entry: Entry
+    left_at: float
 
 
 class SpoolFullError(OSError):
@@ -51,27 +61,28 @@ def leave(folder: Path, body: bytes) -> Path:
     return path
 
 
-def read_entries(folder: Path, environment: str) -> dict[str, Entry]:
+def read_entries(folder: Path, environment: str) -> dict[str, Spooled]:
     """Return the entries of an environment (its digest) in the spool, by graph. The newest file wins.
 
     A decision that is not final never hides a final one. Files that are not ours or not valid are skipped.
     """
-    entries: dict[str, Entry] = {}
+    entries: dict[str, Spooled] = {}
     for request, left_at in requests(folder):
         if request.environment.digest() == environment:
             merge(entries, request, left_at, newer=False)
     return entries
 
 
-def merge(entries: dict[str, Entry], request: RecordRequest, left_at: float, *, newer: bool) -> None:
+def merge(entries: dict[str, Spooled], request: RecordRequest, left_at: float, *, newer: bool) -> None:
     """Add records to entries; `left_at` is their time in seconds since the epoch, `newer` whether they are newer than the entries.
 
     A decision that is not final never hides a final one.
     """
     for record in request.records:
         known = entries.get(record.graph.digest)
-        if known is None or _replaces(record.decision, known.decision, newer=newer):
-            entries[record.graph.digest] = record.entry(os.getuid(), request.origin.host, left_at)
+        if known is None or _replaces(record.decision, known.entry.decision, newer=newer):
+            entry = record.entry(os.getuid(), request.origin.host, left_at)
+            entries[record.graph.digest] = Spooled(record.graph, entry, left_at)
 
 
 def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:

@@ -18,10 +18,10 @@ from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import UNKNOWN
 from pygraphd.client.decisions.ranks.consensus import ALONE
 from pygraphd.client.dispatch.partition import Context, Partition
-from pygraphd.client.dispatch.shapes import DecidedSize, ShapeDispatcher
+from pygraphd.client.dispatch.shapes import DecidedSize, KnownSizes, ShapeDispatcher
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema import policy
-from pygraphd.schema.messages import MAX_INTEGER_INPUTS, Record
+from pygraphd.schema.messages import MAX_INTEGER_INPUTS, Deployment, Record
 from pygraphd.schema.reasons import ReasonCode, because
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
-    from pygraphd.client.decisions.decision_service import LookupResult
+    from pygraphd.client.decisions.decision_service import LookupResult, SizesResult
     from pygraphd.client.dispatch.shapes import Sizes
     from pygraphd.schema.messages import Decision, Graph
     from pygraphd.schema.reasons import Reason
@@ -131,17 +131,30 @@ class CompiledGraph:
                 partition.decide,
                 context.decisions.report,
                 # Its own entry says that another program has decided it by sizes.
-                None if partition.entry is None else functools.partial(self._recall, partition, candidates),
+                None
+                if partition.entry is None
+                else functools.partial(self._known_sizes, partition, candidates),
             )
         else:
             partition.decide()  # ranks may see different sizes, and decide for all at once
         return slot
 
+    def _known_sizes(self, partition: Partition, make: Callable[[], Candidates | None]) -> KnownSizes:
+        """Look up the sizes of a partition that the cache has final decisions for."""
+        context = self._context
+        found = context.decisions.look_up_sizes(partition.graph, context.environment, context.bounds.sizes)
+        recall = functools.partial(self._recall, partition, make, found)
+        return KnownSizes(tuple(found.known), found.may_know, recall)
+
     def _recall(
-        self, partition: Partition, make: Callable[[], Candidates | None], sizes: Sizes
+        self, partition: Partition, make: Callable[[], Candidates | None], found: SizesResult, sizes: Sizes
     ) -> DecidedSize | None:
         """Decide a partition at one set of sizes if the cache has a final decision for them."""
-        known = self._known_at(partition, sizes)
+        context = self._context
+        if (known := found.known.get(sizes)) is not None:
+            context.decisions.use(partition.graph.at(sizes), context.environment, known)
+        else:
+            known = self._known_at(partition, sizes)
         is_final = known.entry is not None and known.entry.decision.final
         return self._at_size(partition, make, sizes, known) if is_final else None
 
@@ -170,7 +183,9 @@ class CompiledGraph:
         report.note_graph(partition.graph.digest, sizes)
         at_size = Partition(self._context, graph, slot, candidates, known, sizes)
         at_size.decide()
-        return DecidedSize(slot, at_size.close)
+        decision = known.entry.decision if known.entry is not None else None
+        is_kernels = decision is not None and decision.final and decision.deployment is Deployment.KERNELS
+        return DecidedSize(slot, at_size.close, is_recorded=not is_kernels)
 
 
 def _mark_wrong(context: Context, graph: Graph, sizes: Sizes, reason: Reason, *, is_by_size: bool) -> None:

@@ -1,8 +1,8 @@
 """A compiled graph with dynamic sizes: each size that keeps coming back is decided by itself; all others run as KERNELS.
 
-A size that the cache has a decision for is set up at its first call. The number of decided sizes is bounded. A new size replaces the one
-that was unused for longest, unless that is still in use. Replacements are bounded too, and so is the share of the time that recordings
-take, since each setup costs time. Needs no torch.
+A size that the cache has a decision for is set up at its first call, the most used ones first where there is no time to record all. The
+number of decided sizes is bounded. A new size replaces the one that was unused for longest, unless that is still in use. Replacements are
+bounded too, and so is the share of the time that recordings take, since each setup costs time. Needs no torch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ EXPECTED_S = 0.3
 """Seconds that are charged for a size at its setup, until a recording has been timed; then it is the mean of all recordings of the process.
 They are taken back when a recording is made, whose own time then counts."""
 MAX_UNKNOWN = 16
-"""By how many the sizes that the cache did not know may exceed those that it knew. Then it is not asked at first calls any more, since each
-question takes time."""
+"""By how many the sizes that the cache did not know may exceed those that it knew, where it could not list them: with a daemon of an older
+version, or a bundle of too many files. Then it is not asked at first calls any more, since each question takes time."""
 
 NOT_OFTEN_ENOUGH = "dynamic sizes that had not come back often enough to be decided"
 TOO_MANY_TO_DECIDE = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
@@ -62,6 +62,22 @@ class DecidedSize:
 
     slot: Slot
     close: Callable[[], None]
+    is_recorded: bool = True
+    """Whether a recording of it is to be expected: none of a size that the cache knows as KERNELS."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSizes:
+    """What the cache knows of the sizes of a graph: `order` has those with a decision, the most used first."""
+
+    order: tuple[Sizes, ...]
+    may_know: Callable[[Sizes], bool]
+    """Whether the cache may have a decision for a size that is not in `order`."""
+    recall: Callable[[Sizes], DecidedSize | None]
+    """Decides a size if the cache has a decision for it; asks the cache for one that is not in `order`."""
+
+
+NOTHING_KNOWN = KnownSizes((), lambda _sizes: False, lambda _sizes: None)
 
 
 class ShapeDispatcher:
@@ -75,21 +91,22 @@ class ShapeDispatcher:
         decide: Callable[[Sizes], DecidedSize],
         whole: Callable[[], Runnable],
         report: Report,
-        recall: Callable[[Sizes], DecidedSize | None] | None = None,
+        look_up: Callable[[], KnownSizes] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Run undecided sizes by `launch`, and each decided size by the slot that `decide(sizes)` returned.
 
-        `begin` is called at the first call with integer inputs. `whole` returns the callable for a graph without integer inputs, or with
-        too many of them. `recall(sizes)` does as `decide` if the cache has a decision, and else returns None; it is called at the first
-        call of a size.
+        `begin` is called at the first call with integer inputs, and then `look_up`, which returns the sizes that the cache knows. `whole`
+        returns the callable for a graph without integer inputs, or with too many of them.
         """
         self._launch = launch
         self._bounds = bounds
         self._begin = begin
         self._decide = decide
         self._whole = whole
-        self._recall = recall
+        self._look_up = look_up
+        self._known = NOTHING_KNOWN
+        self._ranks: dict[Sizes, int] = {}
         self._unknown = 0
         self._report = report
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
@@ -132,6 +149,9 @@ class ShapeDispatcher:
                 integers = [index for index, value in enumerate(inputs) if type(value) is int]
                 if 0 < len(integers) <= MAX_INTEGER_INPUTS:
                     self._guarded(self._begin)
+                    if self._look_up is not None and self._bounds.sizes:
+                        self._known = self._guarded(self._look_up) or NOTHING_KNOWN
+                        self._ranks = {sizes: rank for rank, sizes in enumerate(self._known.order)}
                 else:  # one decision holds for all sizes
                     integers, self._runs[()] = [], self._guarded(self._whole) or self._launch
                 self._integers = integers
@@ -152,7 +172,9 @@ class ShapeDispatcher:
             return self._fall_back(BEING_DECIDED, inputs)
         try:
             reason = self._why_not_decide(sizes)
-            known = self._recalled(sizes) if reason is NOT_OFTEN_ENOUGH else None
+            if reason is NOT_OFTEN_ENOUGH and (rank := self._ranks.get(sizes)) is not None:
+                reason = self._why_known_waits(rank)
+            known = self._recalled(sizes, reason)
             run = self._set_up(sizes, known) if known or reason is None else None
         finally:
             self._deciding.release()
@@ -172,15 +194,37 @@ class ShapeDispatcher:
             return None
         return TOO_MANY_TO_DECIDE if calls < self._calls_to_make_room() else self._make_room()
 
-    def _recalled(self, sizes: Sizes) -> DecidedSize | None:
-        """Return the decision of the cache for a size at its first call, if there is room for one more."""
-        is_asked = self._recall is not None and self._seen[sizes] == 1 and self._unknown < MAX_UNKNOWN
-        if not is_asked or len(self._decided) >= self._bounds.sizes or self._why_no_more():
+    def _why_known_waits(self, rank: int) -> str | None:
+        """Return why a size that the cache knows waits for a later call; `rank` is the number of known sizes that are used more.
+
+        Of those that there is no time to record yet, the most used ones come first: the time that is left is kept for them.
+        """
+        if reason := self._why_no_more():
+            return reason
+        if len(self._decided) >= self._bounds.sizes:
+            return TOO_MANY_TO_DECIDE
+        return NO_TIME if rank >= self._setups + self._setups_now() else None
+
+    def _setups_now(self) -> int:
+        """Return how many sizes may be set up before recordings have used up their share of the time."""
+        left_s = RECORDING_ALLOWANCE_S - self._debt_now_s()
+        return int(left_s / self._each_s) + 1 if left_s >= 0 else 0
+
+    def _recalled(self, sizes: Sizes, reason: str | None) -> DecidedSize | None:
+        """Return the decision of the cache for a size; `reason`: why it is not set up otherwise."""
+        if reason is None and sizes in self._ranks:
+            return self._guarded(lambda: self._known.recall(sizes))
+        if reason is not NOT_OFTEN_ENOUGH or not self._is_asked_for(sizes):
             return None
-        recall = self._recall
-        known = self._guarded(lambda: recall and recall(sizes))
+        known = self._guarded(lambda: self._known.recall(sizes))
         self._unknown += 1 if known is None else -1
         return known
+
+    def _is_asked_for(self, sizes: Sizes) -> bool:
+        """Return whether the cache is asked for a size that it did not list: at its first call, if there is room for one more."""
+        if self._seen[sizes] != 1 or self._unknown >= MAX_UNKNOWN or not self._known.may_know(sizes):
+            return False
+        return len(self._decided) < self._bounds.sizes and not self._why_no_more()
 
     def _why_no_more(self) -> str | None:
         if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
@@ -232,10 +276,11 @@ class ShapeDispatcher:
 
     def _set_up(self, sizes: Sizes, known: DecidedSize | None) -> Runnable:
         self._setups += 1
-        self._expected_s += self._each_s
         del self._seen[sizes]
+        self._ranks.pop(sizes, None)  # what the cache has may be another decision by the time it comes back
         failed = DecidedSize(Slot(self._launch), lambda: None)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed
+        self._expected_s += self._each_s * decided.is_recorded
         self._decided[sizes] = decided
         self._runs[sizes] = decided.slot
         return decided.slot

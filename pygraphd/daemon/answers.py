@@ -21,8 +21,9 @@ from pygraphd.schema.shipped import is_unmeasured
 from pygraphd.schema.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from pygraphd.daemon.statistics import Counters
     from pygraphd.schema.offline import Row
     from pygraphd.schema.shipped import Shipped, ShippedDecision
 
@@ -59,6 +60,24 @@ class Found:
         texts = {graph: text for graph, text in self.texts.items() if graph not in better}
         unusable = {graph: why for graph, why in self.unusable.items() if graph not in better}
         return dataclasses.replace(self, texts=texts, unusable=unusable, missing=missing), found
+
+    def count(
+        self, counters: Counters, shipped: Sequence[ShippedDecision], is_measured: Callable[[str], bool]
+    ) -> None:
+        """Add the answer, with some shipped decisions, to the counters; `is_measured`: whether a process measures a graph."""
+        reasons = list(self.unusable.values())
+        reasons += ("being_measured" if is_measured(graph) else why for graph, why in self.missing.items())
+        counters.lookups += 1
+        counters.graphs += len(self.request.graphs)
+        counters.hits += len(self.texts) - len(self.unusable) + len(shipped)
+        counters.team_hits += len(self.from_team)
+        counters.misses += len(reasons)
+        for why in reasons:
+            setattr(counters, why, getattr(counters, why) + 1)
+        if shipped:
+            counters.shipped_hits += len(shipped)
+            counters.measuring_saved_s += sum(each.measuring_us for each in shipped) / 1e6
+            counters.recording_saved_s += sum(each.recording_us for each in shipped) / 1e6
 
     def encode(self, shipped: Sequence[ShippedDecision] = ()) -> bytes:
         """Return the body of the answer, with some shipped decisions."""

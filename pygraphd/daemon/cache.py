@@ -36,6 +36,8 @@ from pygraphd.schema.messages import (
     LookupRequest,
     RecordAnswer,
     RecordRequest,
+    SizesAnswer,
+    SizesRequest,
     decode,
 )
 from pygraphd.schema.portable import ImportRequest
@@ -51,8 +53,8 @@ if TYPE_CHECKING:
     from pygraphd.daemon.pruning import PruneAnswer
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer
     from pygraphd.schema.locations import Locations
+    from pygraphd.schema.messages import SizedEntry
     from pygraphd.schema.portable import Portable
-    from pygraphd.schema.shipped import ShippedDecision
     from pygraphd.team_url import TeamUrl
 
 HITS_DELAY_S = 2.0
@@ -136,11 +138,26 @@ class Cache:
         if self.team.is_used:
             self.team.want(environment, [*found.missing, *found.unusable])
         found, shipped = found.with_shipped(self.shipped)
-        self._count(found, shipped)
+        found.count(self.counters, shipped, functools.partial(self._leases.is_held, environment))
         self._note_hits(environment, found.texts)
         known = len(found.texts) + len(shipped)
         _log.debug("lookup in environment %.12s: %d of %d known", environment, known, asked)
         return found.encode(shipped)
+
+    async def sizes(self, body: bytes) -> SizesAnswer:
+        """Return the decided sizes of a graph; raises InvalidMessageError. A database that cannot be read answers with none."""
+        request = decode(SizesRequest, body)
+        for _ in range(2):  # as in `lookup`
+            if self._may_be_spooled():
+                await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S / 2)
+        if self._loading is not None:
+            await asyncio.wait({self._loading}, timeout=_SPOOL_S)
+        own, shipped = await self._run(self._reading, self._find_sizes, request)
+        self.counters.lookups += 1
+        # Entries are hit when a program says which ones it used; until then they are kept from eviction.
+        self._note_hits(request.environment, (each.entry.graph for each in own), 0)
+        found = tuple([*own, *shipped][: request.most])
+        return SizesAnswer(request.environment, VERSION, request.graph, found)
 
     async def ship(self, setting: str) -> None:
         """Read the exports that a setting asks for, on a thread of its own; lookups wait for it, but not for long."""
@@ -399,38 +416,26 @@ class Cache:
         self._reading.shutdown()
         self._writing.shutdown()
 
-    def _count(self, found: Found, shipped: Sequence[ShippedDecision]) -> None:
-        environment, graphs = found.request.environment, found.request.graphs
-        hits = len(found.texts) - len(found.unusable)
-        reasons = list(found.unusable.values())
-        reasons += (
-            "being_measured" if self._leases.is_held(environment, graph) else why
-            for graph, why in found.missing.items()
-        )
-        counters = self.counters
-        counters.lookups += 1
-        counters.graphs += len(graphs)
-        counters.hits += hits + len(shipped)
-        counters.team_hits += len(found.from_team)
-        counters.misses += len(reasons)
-        for why in reasons:
-            setattr(counters, why, getattr(counters, why) + 1)
-        if shipped:
-            counters.shipped_hits += len(shipped)
-            counters.measuring_saved_s += sum(each.measuring_us for each in shipped) / 1e6
-            counters.recording_saved_s += sum(each.recording_us for each in shipped) / 1e6
-
     def _find(self, reader: Reader, body: bytes) -> Found:
         request = decode(LookupRequest, body)
+        found = self._read(reader, lambda: reader.find(request))
+        return found or Found(request, missing=dict.fromkeys(request.graphs, "unreadable"))
+
+    def _find_sizes(self, request: SizesRequest) -> tuple[list[SizedEntry], list[SizedEntry]]:
+        reader, shipped = self._large_reader, self.shipped
+        return self._read(reader, lambda: reader.sizes(request, shipped)) or ([], [])
+
+    def _read(self, reader: Reader, action: Callable[[], _T]) -> _T | None:
+        """Return what `action` reads; None if the database cannot be read, which is noted."""
         try:
-            found = reader.find(request)
+            found = action()
         except (sqlite3.Error, OSError, ValueError) as error:
             self._note_read_fault(f"lookups fail: {error}")
             reader.close()
             if not self._has_checked:  # else each lookup would have the whole file read
                 self._has_checked = True
                 self._writing.submit(self._store.check)
-            return Found(request, missing=dict.fromkeys(request.graphs, "unreadable"))
+            return None
         self._note_read_fault(None)
         return found
 
@@ -479,10 +484,10 @@ class Cache:
         fault = [self._read_fault] if self._read_fault else []
         return [*self._store.problems(), *fault, *self._spool.problems(), *self.shipped.problems]
 
-    def _note_hits(self, environment: str, graphs: Iterable[str]) -> None:
+    def _note_hits(self, environment: str, graphs: Iterable[str], count: int = 1) -> None:
         now = time.time()
         for graph in graphs:
-            self._note_hit(environment, graph, 1, now)
+            self._note_hit(environment, graph, count, now)
         self._write_hits_later()
 
     def _note_hit(self, environment: str, graph: str, count: int, last: float) -> None:

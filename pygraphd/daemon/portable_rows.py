@@ -62,8 +62,9 @@ def _portable(row: Row, measured: Sequence[Row]) -> Portable:
 
 def _record(row: Row, measured: Sequence[Row]) -> Record:
     sizes = tuple(int(size) for size in row["sizes"].split(",") if size)
+    facts = row["partition"], row["partitions"], row["operators"]
     return Record(
-        Graph(row["graph"], Kind(row["kind"]), row["partition"], row["partitions"], row["operators"], sizes),
+        Graph(row["graph"], Kind(row["kind"]), *facts, sizes, row["whole"]),
         decision_of(row),
         tuple(measurement_of(each) for each in measured),
         row["recording_us"],

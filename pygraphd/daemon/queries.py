@@ -118,6 +118,7 @@ def graph_row(record: Record) -> dict[str, Any]:
         "partitions": graph.partitions,
         "operators": graph.operators,
         "sizes": ",".join(map(str, graph.sizes)),
+        "whole": graph.whole,
     }
 
 
@@ -187,7 +188,15 @@ def _measurement_rows(
 
 
 _ADD_ENVIRONMENT = Statement(insert(tables.Environment).on_conflict_do_nothing())
-_ADD_GRAPH = Statement(insert(tables.Graph).on_conflict_do_nothing())
+_graph_insert = insert(tables.Graph)
+_ADD_GRAPH = Statement(
+    _graph_insert.on_conflict_do_update(
+        index_elements=["digest"],
+        set_={"whole": _graph_insert.excluded.whole},
+        # A peer that does not say of what a graph is a size must not hide that another has.
+        where=tables.Graph.whole.is_(None) & _graph_insert.excluded.whole.is_not(None),
+    )
+)
 _ADD_MEASUREMENT = Statement(
     insert(tables.Measurement),
     [column.name for column in sa.inspect(tables.Measurement).columns if column.name != "id"],

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pygraphd.daemon.answers import Found
-    from pygraphd.schema.messages import LookupRequest
+    from pygraphd.schema.messages import LookupRequest, SizedEntry, SizesRequest
+    from pygraphd.schema.shipped import Shipped
 
 _CACHE_KIB = 8_192
 """Enough for the inner pages of a million entries' indices, which SQLite's own 2 MB would read again and again."""
@@ -28,23 +29,34 @@ class Reader:
 
     def find(self, request: LookupRequest) -> Found:
         """Return the entries that are there, none if there is no database, and why the others are not. Raises sqlite3.Error."""
-        found = answers.found_in(request, self._rows(request))
+        connection = self._connected()
+        rows = [] if connection is None else offline.select_rows(connection, request)
+        found = answers.found_in(request, rows)
         missing = [graph for graph in request.graphs if graph not in found.texts]
         elsewhere = self._known_elsewhere(missing)
         for graph in missing:
             found.missing[graph] = "other_environment" if graph in elsewhere else "unknown"
         return found
 
-    def _rows(self, request: LookupRequest) -> list[offline.Row]:
+    def sizes(self, request: SizesRequest, shipped: Shipped) -> tuple[list[SizedEntry], list[SizedEntry]]:
+        """Return the sizes of a graph that are there, the most used first, and those that were shipped. Raises sqlite3.Error."""
+        connection = self._connected()
+        if connection is None:
+            return [], shipped.sizes(request, lambda _asked: ())
+        own = offline.select_sizes(connection, request)
+        return list(own), shipped.sizes(request, lambda asked: offline.select_entries(connection, asked))
+
+    def _connected(self) -> sqlite3.Connection | None:
+        """Return the connection to the file that is there now; None if there is none."""
         identity = database_files.identity(self._path)
         if identity != self._identity or self._connection is None:
             self.close()
             if identity is None:
-                return []
+                return None
             self._connection = offline.connect(self._path)
             self._connection.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
             self._identity = identity
-        return offline.select_rows(self._connection, request)
+        return self._connection
 
     def _known_elsewhere(self, graphs: list[str]) -> frozenset[str]:
         if self._connection is None or not graphs:

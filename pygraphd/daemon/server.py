@@ -27,6 +27,7 @@ from pygraphd.schema.messages import (
     LOOKUP_PATH,
     RECORD_PATH,
     REDERIVE_PATH,
+    SIZES_PATH,
     Ping,
     encode,
 )
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CAPABILITIES = ("lookup", "record", "lease", "stats", "prune", "rederive", "import")
+CAPABILITIES = ("lookup", "sizes", "record", "lease", "stats", "prune", "rederive", "import")
 _SHUTDOWN_S = 5.0
 
 
@@ -68,6 +69,7 @@ class Server:
         handlers: dict[str, tuple[str, Handler]] = {
             "/v1/ping": ("GET", self._ping),
             LOOKUP_PATH: ("POST", self._lookup),
+            SIZES_PATH: ("POST", self._sizes),
             RECORD_PATH: ("POST", self._record),
             LEASE_PATH: ("POST", self._lease),
             "/v1/stats": ("GET", self._stats),
@@ -178,6 +180,10 @@ class Server:
     async def _lookup(self, request: Request) -> Response:
         self._note_use(request.peer)
         return Response(await self._cache.lookup(request.body))
+
+    async def _sizes(self, request: Request) -> Response:
+        self._note_use(request.peer)
+        return Response(encode(await self._cache.sizes(request.body)))
 
     async def _record(self, request: Request) -> Response:
         self._note_use(request.peer)

@@ -49,7 +49,10 @@ class Graph(Base):
     """One partition of a compiled graph: `schema.messages.Graph`."""
 
     __tablename__ = "graph"
-    __table_args__ = _STRICT
+    __table_args__ = (
+        Index("graph_by_whole", "whole", sqlite_where=sa.text("whole IS NOT NULL")),
+        _STRICT,
+    )
 
     digest: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str]
@@ -58,6 +61,8 @@ class Graph(Base):
     operators: Mapped[int]
     sizes: Mapped[str]
     """Dynamic sizes, with commas between; empty where there are none, or where the entry is for all."""
+    whole: Mapped[str | None]
+    """The digest of the graph without sizes; NULL where there are none, or the client did not say."""
 
 
 class Measurement(Base):

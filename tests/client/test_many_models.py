@@ -156,7 +156,7 @@ print(json.dumps([objects() - before, traced() - allocated, rss() - mapped]))
 """
 TRACED = 30
 """The models at the end whose allocations are traced, with which each takes four times as long."""
-LINE = {"Decision", "Deployed", "Entry", "Graph", "Portable", "Reason", "Record"}
+LINE = {"Decision", "Deployed", "Entry", "Graph", "Portable", "Reason", "Record", "Spooled"}
 """What a graph's line in the summary, and what the daemon has yet to be told of it, are made of."""
 
 

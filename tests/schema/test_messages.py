@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pygraphd.schema import messages
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.keys import Environment
+from pygraphd.schema.keys import Environment, sized_digest
 from pygraphd.schema.messages import (
     Decision,
     Deployment,
@@ -26,6 +26,9 @@ from pygraphd.schema.messages import (
     Record,
     RecordAnswer,
     RecordRequest,
+    SizedEntry,
+    SizesAnswer,
+    SizesRequest,
 )
 from pygraphd.schema.reasons import Reason, ReasonCode
 
@@ -47,10 +50,23 @@ MEASUREMENTS = st.builds(
 )
 SIZES = st.lists(st.integers(-(2**63) + 1, 2**63 - 1), max_size=messages.MAX_INTEGER_INPUTS).map(tuple)
 GRAPHS = st.builds(Graph, DIGESTS, st.sampled_from(Kind), st.integers(0, 3), st.integers(4, 9), COUNTS, SIZES)
+GRAPHS |= st.builds(Graph.at, GRAPHS, SIZES)
 ENVIRONMENTS = st.builds(Environment, TEXTS, TEXTS, COUNTS, COUNTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS, TEXTS)
 ONE_OF_EACH = st.lists(MEASUREMENTS, max_size=2, unique_by=lambda measurement: measurement.deployment)
 RECORDS = st.builds(Record, GRAPHS, DECISIONS, ONE_OF_EACH.map(tuple))
 ENTRIES = st.builds(Entry, DIGESTS, DECISIONS, COUNTS, TEXTS, MAYBE, MAYBE, MAYBE, MAYBE)
+
+
+@st.composite
+def sizes_answers(draw: st.DrawFn) -> SizesAnswer:
+    whole = draw(DIGESTS)
+    found = []
+    for sizes in draw(st.lists(SIZES.filter(bool), max_size=3)):
+        entry = dataclasses.replace(draw(ENTRIES), graph=sized_digest(whole, sizes))
+        found.append(SizedEntry(sizes, entry))
+    return SizesAnswer(draw(DIGESTS), draw(TEXTS), whole, tuple(found))
+
+
 MESSAGES = st.one_of(
     st.builds(Ping, TEXTS, TEXTS, st.integers(1, 9), COUNTS, st.lists(TEXTS, max_size=3).map(tuple)),
     st.builds(LookupRequest, DIGESTS, st.lists(DIGESTS, max_size=3).map(tuple)),
@@ -59,6 +75,8 @@ MESSAGES = st.one_of(
         RecordRequest, ENVIRONMENTS, st.builds(Origin, TEXTS, TEXTS), st.lists(RECORDS, max_size=3).map(tuple)
     ),
     st.builds(RecordAnswer, DIGESTS, TEXTS, COUNTS),
+    st.builds(SizesRequest, DIGESTS, DIGESTS, st.integers(1, messages.MAX_REQUEST_GRAPHS)),
+    sizes_answers(),
 )
 
 
@@ -68,7 +86,10 @@ def test_a_message_survives_the_wire(message: messages.Message) -> None:
 
 
 @given(
-    st.binary(max_size=200), st.sampled_from([Ping, LookupRequest, LookupAnswer, RecordRequest, RecordAnswer])
+    st.binary(max_size=200),
+    st.sampled_from(
+        [Ping, LookupRequest, LookupAnswer, RecordRequest, RecordAnswer, SizesRequest, SizesAnswer]
+    ),
 )
 def test_random_bytes_are_refused_by_one_error(data: bytes, kind: type) -> None:
     with pytest.raises(InvalidMessageError):
@@ -158,6 +179,38 @@ def test_a_graph_at_its_sizes_is_a_graph_of_its_own(
 def test_sizes_are_integers_and_not_too_many(bad: tuple[int, ...]) -> None:
     with pytest.raises(InvalidMessageError, match=r"sizes: "):
         Graph("a" * 64, Kind.FORWARD, 0, 1, 1, bad)
+
+
+@given(GRAPHS, SIZES)
+def test_a_graph_at_its_sizes_names_the_whole_and_no_other(graph: Graph, sizes: tuple[int, ...]) -> None:
+    sized = graph.at(sizes)
+    assert sized.whole == graph.digest
+
+    for forged in ({"whole": sized.digest}, {"digest": graph.digest}, {"sizes": (*sizes, 7)}):
+        with pytest.raises(InvalidMessageError, match=r"whole: |sizes: "):
+            dataclasses.replace(sized, **forged)
+    with pytest.raises(InvalidMessageError, match="whole: "):
+        dataclasses.replace(sized, whole=8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("most", [0, -1, messages.MAX_REQUEST_GRAPHS + 1, True, 2.0, "64", None], ids=str)
+def test_no_more_sizes_are_asked_for_than_an_answer_may_have(most: object) -> None:
+    with pytest.raises(InvalidMessageError, match="most: "):
+        SizesRequest("a" * 64, "b" * 64, most)  # type: ignore[arg-type]
+
+
+def test_sizes_of_another_graph_are_refused_and_so_are_too_many() -> None:
+    decision = Decision(Deployment.KERNELS, Reason(ReasonCode.OTHER), 1)
+    sound = SizedEntry((8,), Entry(sized_digest("b" * 64, (8,)), decision))
+
+    with pytest.raises(InvalidMessageError, match="whole: "):
+        SizesAnswer("a" * 64, "1", "c" * 64, (sound,))
+    with pytest.raises(InvalidMessageError, match="whole: "):
+        SizesAnswer("a" * 64, "1", "b" * 64, (dataclasses.replace(sound, sizes=(16,)),))
+    with pytest.raises(InvalidMessageError, match="1025 items"):
+        SizesAnswer("a" * 64, "1", "b" * 64, (sound,) * 1025)
+    with pytest.raises(InvalidMessageError, match="one at least"):
+        SizedEntry((), sound.entry)
 
 
 def test_a_record_of_a_peer_that_stores_no_spreads_or_has_conditions_is_read() -> None:

@@ -19,6 +19,7 @@ from pygraphd.schema.messages import (
     LEASE_PATH,
     LOOKUP_PATH,
     RECORD_PATH,
+    SIZES_PATH,
     Decision,
     Deployment,
     Graph,
@@ -34,6 +35,7 @@ from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.team_url import TeamUrl
 from tests.support.daemon_home import HANGS_S, Home
+from tests.support.sized_records import asked, sized_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,6 +139,20 @@ def test_migrations_and_tables_agree(postgres: Postgres, team: str) -> None:
         )
         assert compare_metadata(context, tables.metadata) == []
         assert migrating.stored_version(opened) == tables.VERSIONS[-1]
+
+
+def test_the_sizes_of_the_team_are_found_by_their_graph(
+    postgres: Postgres, team: str, homes: Callable[[str, str], Home]
+) -> None:
+    one, request = homes("one", postgres.url(team, PUBLISHER)), sized_request(8, 16)
+    assert one.ask("POST", RECORD_PATH, encode(request))[0] == 200
+    one.wait_until(lambda: published(postgres, team) == 2)
+
+    other = homes("other", postgres.url(team, READER))
+    other.wait_until(lambda: len(entries(other, request)) == 2)
+
+    _, answer = other.ask("POST", SIZES_PATH, encode(asked()))
+    assert sorted(each["sizes"] for each in answer["entries"]) == [[8], [16]]
 
 
 def test_what_one_daemon_measures_another_finds(

@@ -86,9 +86,8 @@ def _entry(environment: str, rows: Sequence[_Row]) -> Portable:
 
 def _graph(row: Mapping[str, Any]) -> Graph:
     sizes = tuple(int(size) for size in row["sizes"].split(",") if size)
-    return Graph(
-        row["graph"], Kind(row["kind"]), row["partition"], row["partitions"], row["operators"], sizes
-    )
+    facts = row["partition"], row["partitions"], row["operators"]
+    return Graph(row["graph"], Kind(row["kind"]), *facts, sizes, row["whole"])
 
 
 def _measurement(row: Mapping[str, Any]) -> Any:

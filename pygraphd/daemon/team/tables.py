@@ -15,7 +15,7 @@ from pygraphd.daemon import tables
 SCHEMA = "pygraphd"
 """The PostgreSQL schema that holds the tables."""
 VERSION_TABLE = "alembic_version"
-VERSIONS = ("0001",)
+VERSIONS = ("0001", "0002")
 """The revisions of the tables, oldest first; this version reads and writes the last one only."""
 MAX_TEXT, MAX_DETAIL, MAX_SIZES_TEXT = 256, 400, 2048
 """Characters of a column that can be valid: of most, of a reason's detail, and of a graph's sizes."""

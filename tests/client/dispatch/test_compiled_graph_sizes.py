@@ -95,8 +95,20 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
     assert again == [(8, "relocated", "relocated"), (16, "launched", "launched")] * 5 + [
         (24, "launched", "launched")
     ]
-    expect(second, graphs=2, looked_up=8, hits=6, misses=2, sizes=4, measured=0, spooled=0)
+    expect(second, graphs=2, looked_up=6, hits=6, misses=0, sizes=4, measured=0, spooled=0)
     assert second.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 2}
+
+
+def test_a_known_size_runs_as_decided_at_once_however_many_unknown_ones_come_before(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Program(session).steps([64, 56] * ENOUGH, monkeypatch)
+    second = Runtime(session.locations)
+
+    ran = Program(second).steps([*range(1, 50), 64, 64, 56, 56], monkeypatch)
+
+    assert ran[-4:] == [(64, *["relocated"] * 2)] * 2 + [(56, *["relocated"] * 2)] * 2
+    expect(second, looked_up=6, hits=6, misses=0, sizes=4, measured=0)
 
 
 def test_the_summary_says_at_which_sizes_a_graph_ran_how(
@@ -305,7 +317,7 @@ def test_a_backward_with_fewer_sizes_is_decided_by_its_own(
 
     assert {step(pair, batch, 8) for batch in range(10, 60)} == {("launched", "relocated")}
     assert [step(pair, 4, 8) for _ in range(3)][-1] == ("relocated", "relocated")
-    expect(second, measured=0, misses=shapes.MAX_UNKNOWN)
+    expect(second, measured=0, misses=0)
 
 
 def test_what_a_group_has_found_is_not_overwritten(session: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -11,25 +11,30 @@ from hypothesis import strategies as st
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.dispatch import shapes
-from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, ShapeDispatcher, Sizes
+from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, KnownSizes, ShapeDispatcher, Sizes
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema.messages import MAX_INTEGER_INPUTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 LAUNCHED = "launched"
 
 
 class Case:
-    """A graph whose decided sizes return themselves."""
+    """A graph whose decided sizes return themselves. The cache knows some, the most used first, and lists them if `lists`."""
 
-    def __init__(self, known: frozenset[int] | None = None, **bounds: int) -> None:
+    def __init__(self, known: Sequence[int] | None = None, *, lists: bool = True, **bounds: int) -> None:
         self.report = Report()
-        self.known, self.asked = known, list[int]()
+        self.known, self.lists, self.asked = known, lists, list[int]()
+        self.lookups = 0
         self.decided: list[Sizes] = []
         self.open: set[Sizes] = set()
         self.most_open = 0
         self.wholes = 0
         self.now_s = 0.0
         self.records_at_once = True
+        self.are_recorded = True
         self.sized = ShapeDispatcher(
             lambda _inputs: LAUNCHED,
             Bounds(**bounds),
@@ -37,9 +42,14 @@ class Case:
             self.decide,
             self.whole,
             self.report,
-            None if known is None else self.recall,
+            None if known is None else self.look_up,
             lambda: self.now_s,
         )
+
+    def look_up(self) -> KnownSizes:
+        self.lookups += 1
+        order = tuple((size,) for size in self.known or ()) if self.lists else ()
+        return KnownSizes(order, lambda _sizes: not self.lists, self.recall)
 
     def recall(self, sizes: Sizes) -> DecidedSize | None:
         self.asked.append(sizes[0])
@@ -50,7 +60,8 @@ class Case:
         self.open.add(sizes)
         self.most_open = max(self.most_open, len(self.open))
         self.report.count(captured=int(self.records_at_once))
-        return DecidedSize(Slot(lambda _inputs: sizes), lambda: self.open.discard(sizes))
+        slot = Slot(lambda _inputs: sizes)
+        return DecidedSize(slot, lambda: self.open.discard(sizes), is_recorded=self.are_recorded)
 
     def whole(self) -> Any:
         self.wholes += 1
@@ -69,23 +80,92 @@ def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> No
 
 
 def test_a_size_that_the_cache_knows_is_decided_at_its_first_call_while_there_is_room() -> None:
-    case = Case(known=frozenset({8, 16, 32}), sizes=2, calls=3)
+    case = Case(known=(8, 16, 32), sizes=2, calls=3)
 
     assert case.calls(8, 24, 24, 16, 32, 16, 8) == [(8,), LAUNCHED, LAUNCHED, (16,), LAUNCHED, (16,), (8,)]
     assert case.decided == [(8,), (16,)]
-    assert case.asked == [8, 24, 16]
+    assert (case.lookups, case.asked) == (1, [8, 16])
+    assert case.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 2, shapes.TOO_MANY_TO_DECIDE: 1}
 
 
-def test_a_cache_that_knows_few_sizes_is_not_asked_for_ever() -> None:
-    case = Case(known=frozenset(), sizes=4)
+def test_a_known_size_is_decided_at_its_first_call_however_many_unknown_ones_came_before() -> None:
+    case = Case(known=(1000,))
+
+    assert case.calls(*range(4 * shapes.MAX_UNKNOWN), 1000)[-1] == (1000,)
+    assert (case.lookups, case.asked) == (1, [1000])
+
+
+def test_a_cache_that_cannot_list_its_sizes_is_asked_at_first_calls_and_not_for_ever() -> None:
+    case = Case(known=(3,), lists=False)
 
     case.calls(*range(10 * shapes.MAX_UNKNOWN))
 
-    assert case.asked == [*range(shapes.MAX_UNKNOWN)]
+    assert case.decided == [(3,)]
+    assert (case.lookups, case.asked) == (1, [*range(shapes.MAX_UNKNOWN + 2)])
+
+
+def test_where_no_size_is_to_be_decided_none_is_looked_up() -> None:
+    case = Case(known=(8,), sizes=0)
+
+    assert case.calls(8) == [LAUNCHED]
+    assert (case.lookups, case.asked) == (0, [])
+
+
+def test_the_most_used_of_the_known_sizes_come_first_while_there_is_no_time_for_all() -> None:
+    case = Case(known=range(20), calls=100)
+    case.records_at_once = False
+    most = int(shapes.RECORDING_ALLOWANCE_S / shapes.EXPECTED_S) + 1
+
+    case.calls(*reversed(range(20)))
+    assert case.decided == [(size,) for size in reversed(range(most))]
+    assert case.report.fallbacks == {shapes.NO_TIME: 20 - most}
+    case.now_s += shapes.EXPECTED_S / shapes.RECORDING_SHARE  # pays for one
+    case.calls(*reversed(range(20)))
+
+    assert case.decided[most:] == [(most,)]
+
+
+@pytest.mark.parametrize("each_s", [0.03, 0.11, 0.34, 2.0])
+def test_how_many_of_the_known_sizes_come_at_once_is_what_recordings_so_far_say(each_s: float) -> None:
+    case = Case(known=range(200), sizes=1000)
+    case.calls(0)
+    case.report.recording_ms += 1e3 * each_s
+    assert case.calls(199) == [LAUNCHED]
+    case.now_s += 100 * each_s  # that is paid
+    case.records_at_once = False
+    case.calls(*range(199, 0, -1))
+
+    at_once = min(int(shapes.RECORDING_ALLOWANCE_S / each_s) + 1, 199)
+    assert case.decided[1:] == [(size,) for size in range(at_once, 0, -1)]
+
+
+def test_sizes_that_are_known_as_kernels_take_no_time_for_recordings() -> None:
+    case = Case(known=range(20), calls=100)
+    case.records_at_once = case.are_recorded = False
+
+    case.calls(*range(20))
+
+    assert case.decided == [(size,) for size in range(20)]
+
+
+def test_a_known_size_that_is_seldom_used_elsewhere_need_not_wait_for_ever_for_the_others() -> None:
+    case = Case(known=range(20), calls=3)
+
+    assert case.calls(19, 19, 19) == [LAUNCHED, LAUNCHED, (19,)]
+    assert (case.decided, case.asked) == ([(19,)], [19])
+
+
+def test_what_was_known_at_the_first_call_is_not_used_again_when_a_size_comes_back_much_later() -> None:
+    """It may have been measured anew in between."""
+    case = Case(known=(8,), sizes=1, calls=1)
+    case.calls(8, *[24] * 2 * shapes.IDLE_TICKS, *[8] * 2 * shapes.IDLE_TICKS)
+
+    assert case.decided == [(8,), (24,), (8,)]
+    assert case.asked == [8]
 
 
 def test_a_further_size_waits_while_recordings_have_taken_their_share_of_the_time() -> None:
-    case = Case(known=frozenset({48}), calls=1)
+    case = Case(known=(48,), calls=1)
 
     case.now_s = 1000.0  # as after compiling: time before the first recordings allows for no more of them
     case.report.recording_ms = 1e3 * shapes.RECORDING_ALLOWANCE_S
@@ -173,10 +253,16 @@ def test_without_sizes_or_with_too_many_it_is_one_graph(integers: list[int]) -> 
 
 
 @given(
-    st.lists(st.integers(1, 12), max_size=300), st.integers(0, 4), st.integers(1, 4)
+    st.lists(st.integers(1, 12), max_size=300),
+    st.integers(0, 4),
+    st.integers(1, 4),
+    st.none() | st.lists(st.integers(1, 14), unique=True),
+    st.booleans(),
 )  # as many sizes as go round
-def test_whatever_comes_is_right_and_within_the_bounds(calls: list[int], sizes: int, least: int) -> None:
-    case = Case(sizes=sizes, calls=least)
+def test_whatever_comes_is_right_and_within_the_bounds(
+    calls: list[int], sizes: int, least: int, known: list[int] | None, lists: bool
+) -> None:
+    case = Case(known, lists=lists, sizes=sizes, calls=least)
 
     results = case.calls(*calls)
 
@@ -184,7 +270,8 @@ def test_whatever_comes_is_right_and_within_the_bounds(calls: list[int], sizes: 
     assert case.most_open <= sizes
     assert len(case.decided) <= shapes.SETUPS_PER_SIZE * sizes
     assert results.count(LAUNCHED) == case.report.fallbacks.total()
-    assert set(case.report.fallbacks) <= {shapes.NOT_OFTEN_ENOUGH, shapes.TOO_MANY_TO_DECIDE}
+    waits = {shapes.NO_TIME} if known and lists else set()
+    assert set(case.report.fallbacks) <= {shapes.NOT_OFTEN_ENOUGH, shapes.TOO_MANY_TO_DECIDE} | waits
 
 
 def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> None:

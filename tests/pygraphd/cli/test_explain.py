@@ -336,11 +336,14 @@ def test_what_is_explained_is_what_a_program_finds(locations: Locations) -> None
     found = client_spool.read_entries(locations.spool, HERE.digest())
 
     assert len(found) == 27
-    for graph, entry in found.items():
+    for graph, spooled in found.items():
         (explanation,) = explain(graph, locations).explanations
         assert explanation.entry is not None
         facts = explanation.entry.facts
-        assert (facts["deployment"], facts["final"]) == (entry.decision.deployment, entry.decision.final)
+        assert (facts["deployment"], facts["final"]) == (
+            spooled.entry.decision.deployment,
+            spooled.entry.decision.final,
+        )
 
 
 # --- the command's argument ---
@@ -396,8 +399,8 @@ def test_what_is_in_the_spool_is_counted(filled: Locations) -> None:
     ("target", "problem"),
     [
         ("a", r"a: begins the id or graph of 2 graphs \(abababababab, acacacacacac\): give more digits"),
-        ("zz", "zz: is no file, and no entry has an id or graph that begins so; see: pygraphd cache inspect"),
-        ("/", "/: is a folder, not a file that a program wrote for PYGRAPH_SUMMARY"),
+        ("zz", "zz: is no file, and no id or graph begins so: each has 64 digits"),
+        ("/", "/: is a folder, not a summary; a program run by `pygraphd run`"),
     ],
 )
 def test_what_names_no_one_graph_is_a_usage_error(filled: Locations, target: str, problem: str) -> None:

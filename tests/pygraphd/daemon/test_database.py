@@ -1,7 +1,8 @@
-"""A database is made with today's tables or not at all; one of an unreleased version is set aside."""
+"""A database is made with today's tables or not at all; an older one is migrated, and one of an unreleased version set aside."""
 
 from __future__ import annotations
 
+import dataclasses
 import sqlite3
 import subprocess
 import sys
@@ -9,11 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 
 from pygraphd.daemon import database as database_module
+from pygraphd.daemon import queries
 from pygraphd.daemon.database_files import files_set_aside
 from pygraphd.daemon.store import Store
-from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED
+from pygraphd.daemon.tables import APPLICATION_ID
+from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED, read_sizes
+from tests.support.sized_records import HERE, WHOLE, asked, first_sizes, sized_record, sized_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,3 +72,35 @@ def test_a_migration_that_fails_changes_nothing(database: Path, monkeypatch: pyt
     with Store(database) as store:
         assert "broken" in store.problems()[0]
     assert _query(database, "SELECT name FROM sqlite_schema") == []
+
+
+def test_a_database_from_before_sizes_were_found_by_their_graph_has_them_found(database: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{database}")
+    with engine.connect() as connection:
+        command.upgrade(database_module.migration_config(connection), "0002")
+        connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.exec_driver_sql("PRAGMA user_version=8")
+        connection.commit()
+    engine.dispose()
+    request = sized_request(8, 16)
+    with sqlite3.connect(database) as old:
+        _insert(old, "environment", {"id": HERE.digest(), **HERE.factors()})
+        for record in (*request.records, sized_record(24, whole=dataclasses.replace(WHOLE, digest="0" * 64))):
+            graph = queries.graph_row(record)
+            del graph["whole"]
+            _insert(old, "graph", graph)
+            _insert(old, "decision", queries.decision_row(HERE.digest(), record, request, 0, 1.0, 1.0))
+        _insert(old, "graph", {**graph, "digest": "1" * 64, "sizes": "no sizes"})
+    old.close()
+
+    with Store(database) as store:
+        assert (store.problems(), store.count_entries()) == ([], 4)
+
+    assert _query(database, "PRAGMA user_version") == [(DATABASE_VERSION,)]
+    assert first_sizes(read_sizes(database, asked())) == [8, 16]
+    assert _query(database, "SELECT count(*) FROM graph WHERE whole IS NULL") == [(3,)]
+
+
+def _insert(connection: sqlite3.Connection, table: str, row: dict[str, object]) -> None:
+    names, values = ", ".join(row), ", ".join(f":{name}" for name in row)
+    connection.execute(f'INSERT INTO "{table}" ({names}) VALUES ({values})', row)

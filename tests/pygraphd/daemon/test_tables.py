@@ -60,7 +60,7 @@ def test_migrations_and_tables_make_the_same_statements(migrated: sa.Connection)
 
 def test_every_table_is_strict(migrated: sa.Connection) -> None:
     with pytest.raises(sa.exc.IntegrityError, match="cannot store TEXT value in INTEGER column"):
-        migrated.exec_driver_sql("INSERT INTO graph VALUES ('a', 'forward', 'zero', 1, 1, '')")
+        migrated.exec_driver_sql("INSERT INTO graph VALUES ('a', 'forward', 'zero', 1, 1, '', NULL)")
     strict = migrated.exec_driver_sql(
         "SELECT name, strict FROM pragma_table_list WHERE schema = 'main'"
     ).all()

@@ -10,7 +10,7 @@ from pygraphd.daemon.team.tables import VERSIONS, metadata
 
 COLUMNS = {
     "environment": "id gpu capability sm_count memory_mb mig torch triton cuda driver cudnn publisher",
-    "graph": "digest kind partition partitions operators sizes publisher",
+    "graph": "digest kind partition partitions operators sizes whole publisher",
     "decision": "id environment graph deployment reason detail against against_detail policy final calls uid host measured_at"
     " recording_us version job publisher published_at",
     "measurement": "decision deployment samples median_us mad_us host_us span_us busy host_mad_us span_mad_us publisher",
