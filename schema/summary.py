@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from pygraphd.schema.checks import check_bool, check_digest
-from pygraphd.schema.messages import Deployment, Kind, check_sizes
+from pygraphd.schema.checks import check_bool, check_digest, check_int
+from pygraphd.schema.messages import MAX_COUNT, Deployment, Kind, check_sizes
 from pygraphd.schema.reasons import NOT_STATED, Reason
 
 SUMMARY_VERSION = 2
@@ -50,3 +50,19 @@ class Deployed:
         check_digest("graph", self.graph)
         check_digest("environment", self.environment)
         check_bool("final", self.final)
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The GPU memory of a process's recordings while they are made; all 0 in a summary of an older version."""
+
+    limit_bytes: int = 0
+    """The setting `PYGRAPH_MEMORY`; 0: all that is free."""
+    peak_requested_bytes: int = 0
+    """The most bytes that a recording asked for at a time, as on one device; the memory of the recorded call itself may be among it."""
+    refused_recordings: int = 0
+    """Recordings that were not made for lack of memory; a size that is tried again counts again."""
+
+    def __post_init__(self) -> None:
+        for name in ("limit_bytes", "peak_requested_bytes", "refused_recordings"):
+            check_int(name, getattr(self, name), maximum=MAX_COUNT)

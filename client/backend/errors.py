@@ -32,6 +32,17 @@ class LayoutMismatchError(FallbackError):
         self.mismatch = mismatch
 
 
+class DisturbedError(FallbackError):
+    """A call cannot be recorded or served for a reason in its stream, its thread or in chance: the next call of the size may be."""
+
+
+class ProfiledError(DisturbedError):
+    """A call cannot be recorded or served while a profiler runs."""
+
+    def __init__(self) -> None:
+        super().__init__(PROFILED)
+
+
 class NotRelocatableError(Exception):
     """A graph cannot be recorded, since addresses in it cannot be rewritten; the text is the reason."""
 
@@ -51,6 +62,17 @@ class RanksError(FallbackError):
         super().__init__(reason)
         self.for_good = for_good
         """Whether none of them is to try again."""
+
+
+class OutOfStepError(Exception):
+    """This rank has lacked the memory to run the collectives that the others have run. A later one would be matched with theirs.
+
+    So the program gets the out-of-memory error, as it does without PyGraph where a rank lacks memory.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class StuckError(RanksError):

@@ -21,6 +21,8 @@ UNTIL_MEMORY_GOES_S = 0.02
 """Seconds from freeing workspaces until memory may go back to the device: a library may load a kernel first, or the thread not run."""
 OURS = "pygraph-"
 """Prefix of the names of PyGraph's threads, which launch nothing."""
+FEEDERS = ("(_pin_memory_loop)", "QueueFeederThread")
+"""Ends of the names of threads that launch nothing either: a DataLoader's that pins memory, and those that fill a queue of `multiprocessing`."""
 
 
 class Workspaces:
@@ -33,7 +35,10 @@ class Workspaces:
     def clear(self) -> None:
         """Free the workspaces of all threads, and give threads that have looked up a workspace time to launch."""
         with self._lock:
+            before = _freed_bytes()
             torch_private.clear_workspaces()
+            if _freed_bytes() == before:
+                return  # there was no workspace that a thread could have looked up
             self._cleared_at = time.monotonic()
             self._let_others_launch(ABOUT_TO_LAUNCH_S)
 
@@ -49,11 +54,24 @@ class Workspaces:
             time.sleep(left)
 
 
+def _devices_in_use() -> list[int]:
+    """Return the devices on which PyTorch's allocator has memory: a workspace lies on no other."""
+    return [each for each in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(each)]
+
+
+def _freed_bytes() -> tuple[int, ...]:
+    """Return the bytes that PyTorch's allocator has freed so far on each device in use: they grow where a workspace is freed."""
+    return tuple(torch.cuda.memory_stats(each)["allocated_bytes.all.freed"] for each in _devices_in_use())
+
+
 def _are_others() -> bool:
-    # With several devices, autograd has a thread for each that Python does not list.
-    if torch.cuda.device_count() > 1:
+    # With several devices in use, autograd has a thread for each that Python does not list.
+    if len(_devices_in_use()) > 1:
         return True
-    return sum(not each.name.startswith(OURS) for each in threading.enumerate()) > 1
+    # One may be this thread, or in a backward, whose thread Python does not list, the one that waits for it.
+    harmless = torch_private.threads_that_compile()
+    names = [each.name for each in threading.enumerate() if each not in harmless]
+    return sum(not (each.startswith(OURS) or each.endswith(FEEDERS)) for each in names) > 1
 
 
 workspaces = Workspaces()

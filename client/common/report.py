@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.common import log, summary_file
 from pygraphd.schema.keys import sized_digest
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import MAX_COUNT, Deployment
 from pygraphd.schema.policy import reason_text
-from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Source
+from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Memory, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -48,6 +48,9 @@ class Report:
         self.checking_ms = 0.0
         self.recording_ms = 0.0
         self.daemon_version: str | None = None
+        self.memory_limit = 0
+        """`PYGRAPH_MEMORY` in bytes."""
+        self._memory_requested = 0
         self._left_on_cpu: Counter[str] = Counter()
         self._graph_breaks: Counter[str] = Counter()
         self._between_graphs: Counter[str] = Counter()
@@ -66,7 +69,7 @@ class Report:
         Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `checked` (foreign decisions that were
         validated), `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
         `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`,
-        `checked_results` (result checks) and `wrong_results` (result checks that failed).
+        `checked_results` (result checks), `wrong_results` (result checks that failed), and `refused_for_memory`, which is in `memory`.
         """
         with self._lock:
             self.counts.update(counts)
@@ -81,6 +84,11 @@ class Report:
             elapsed_ms = (time.perf_counter() - began) * 1e3
             with self._lock:
                 self.recording_ms += elapsed_ms
+
+    def note_memory(self, size: int) -> None:
+        """Note how many bytes of GPU memory a recording asks for at a time."""
+        with self._lock:
+            self._memory_requested = max(self._memory_requested, size)
 
     def note_nodes(self, more: int) -> None:
         """Add to the number of nodes in the current recordings."""
@@ -172,6 +180,10 @@ class Report:
                     self._reasons[self._reason_key(_text(each))] -= 1
                     return
 
+    def _memory(self) -> Memory:
+        limit, requested = min(self.memory_limit, MAX_COUNT), min(self._memory_requested, MAX_COUNT)
+        return Memory(limit, requested, self.counts["refused_for_memory"])
+
     def summary(self) -> dict[str, Any]:
         """Return the JSON object that a summary file holds."""
         with self._lock:
@@ -185,6 +197,7 @@ class Report:
                 **{name: self.counts[name] for name in names},
                 "deployed": {deployment.value: self._deployed[deployment] for deployment in Deployment},
                 "nodes_in_graphs": self._nodes_in_graphs,
+                "memory": dataclasses.asdict(self._memory()),
                 "reasons": dict(+self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),

@@ -49,6 +49,7 @@ class Runtime:
         if self.options.log is not None:
             log.print_from(self.options.log)
         self.report = Report()
+        self.report.memory_limit = self.options.memory_bytes
         host = socket.gethostname()
         self.cache = Cache(self.locations, host, self.report, readonly=self.options.readonly)
         folders = self.options.bundle, torch_private.inductor_cache

@@ -72,7 +72,7 @@ class Options:
     max_age_s: float = MAX_AGE_S
     """Age in seconds above which an entry is measured anew; 0: no limit."""
     memory_bytes: int = 0
-    """GPU memory in bytes that a recording may take while it is made; 0: all that is free."""
+    """GPU memory in bytes that a recording may have at a time while it is made; 0: all that is free."""
     sizes: Bounds = field(default_factory=Bounds)
     trust: Trust = Trust.VERIFY
     bundle: Path | None = None

@@ -34,11 +34,12 @@ class AliasedMemory:
         Raises DriverError, for example if the device is full or cannot map memory.
         """
         self.device, self._taken = device, 0
-        self._bytes = PAGE * (pages or min(MAX_PAGES, -(-size // (TARGET_MAPPINGS * PAGE))))
-        self._range = -(-size // self._bytes) * self._bytes
+        self.bytes = bytes_behind(size, pages)
+        """Bytes of the memory behind the range."""
+        self._range = -(-size // self.bytes) * self.bytes
         self._stack = contextlib.ExitStack()
         self._address = self._stack.enter_context(
-            driver.aliased(self._range, self._bytes, self.device.index or 0)
+            driver.aliased(self._range, self.bytes, self.device.index or 0)
         )
 
     def close(self) -> None:
@@ -71,12 +72,17 @@ class AliasedMemory:
     @property
     def memory(self) -> torch.Tensor:
         """The memory behind the range, as 64-bit integers."""
-        return torch_private.memory_at(self._address, self._bytes, self.device).view(torch.int64)
+        return torch_private.memory_at(self._address, self.bytes, self.device).view(torch.int64)
 
     @property
     def whole(self) -> torch.Tensor:
         """The whole range, as bytes."""
         return torch_private.memory_at(self._address, self._range, self.device)
+
+
+def bytes_behind(size: int, pages: int = 0) -> int:
+    """Return the bytes of the memory behind a range of `size` bytes of addresses: `pages` of 2 MiB if that is given."""
+    return PAGE * (pages or min(MAX_PAGES, -(-size // (TARGET_MAPPINGS * PAGE))))
 
 
 def without_owner(values: Iterable[Any], spans: Iterable[Span]) -> Sequence[Any]:

@@ -101,6 +101,11 @@ class Capture:
         """The memory of all allocations, counted once where it was used again."""
         return sum(span.size for span in self.spans)
 
+    @property
+    def own_bytes(self) -> int:
+        """The memory that all allocations have of their own: none where they were given addresses only."""
+        return self.bytes if self.addresses is None else 0
+
     def memory(self, device: torch.device) -> list[torch.Tensor]:
         """Return the memory of all allocations but the held ones, as 64-bit integers."""
         if self.addresses is not None:
@@ -132,7 +137,7 @@ class CudaRecorder:
     def __init__(self, driver: Driver, device_index: int, memory_bytes: int = 0) -> None:
         """Record on a device with at most `memory_bytes` beside the program's own (0: all that is free)."""
         self.driver = driver
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
         self.device, self._device_index = torch.device("cuda", device_index), device_index
         self._shares_state = torch_private.graphs_share_random_state()
         self._random_numbers = StreamAffinity(driver, torch_private.stream_watch(self.device))
@@ -316,7 +321,16 @@ class CudaRecorder:
         """Return how many bytes a recording may allocate now, from PyTorch's cache or the device."""
         reserved = torch.cuda.memory_reserved(self.device)
         free = int(self._unreserved() + reserved - torch.cuda.memory_allocated(self.device))
-        return min(free, self._memory_bytes or free)
+        return min(free, self.memory_bytes or free)
+
+    def bytes_of_a_call(self) -> int:
+        """Return how many bytes the allocations of a call that has run take at most, as far as the process's peak shows that."""
+        used = torch.cuda.max_memory_allocated(self.device)
+        return int(max(used, self._most_reserved) - torch.cuda.memory_allocated(self.device))
+
+    def allocated_so_far(self) -> int:
+        """Return how many bytes PyTorch has allocated since the process began, freed ones among them."""
+        return int(torch.cuda.memory_stats(self.device).get("allocated_bytes.all.allocated", 0))
 
     def below_peak(self) -> int:
         """Return how many bytes may be allocated now without PyTorch having to reserve more than it did at a time."""

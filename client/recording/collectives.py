@@ -82,6 +82,9 @@ class CollectiveRecordings(Recordings):
             if slot.calls in ATTEMPT_CALLS:
                 with self._recorder.on_device() or contextlib.nullcontext():
                     return self._attempt(slot, inputs)
+            if slot.calls == 1:
+                with self._pipeline.budget.measured():
+                    return self._launch(inputs)
         return self._launch(inputs)
 
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:

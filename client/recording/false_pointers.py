@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.backend.errors import DisturbedError
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.replay.relocation_table import Span, find, merge
 
@@ -68,7 +68,7 @@ def find_false_pointers(
     try:
         words = parameters.of_another(second.capture.graph, table.ambiguous)
         if words is None:
-            raise FallbackError(CAPTURES_DIFFER)
+            raise DisturbedError(CAPTURES_DIFFER)
         given = [Span(each.data_ptr(), each.data_ptr() + each.nbytes) for each in second.memory]
         spans = merge((*given, *second.capture.spans, *second.capture.held))
         moved = functools.partial(moved_spans, first, second, groups)
@@ -81,7 +81,7 @@ def moved_spans(first: CapturedCall, second: CapturedCall, groups: InputGroups) 
     """Return where the second capture has all memory of the first one. Raises `FallbackError` if the two differ in allocations."""
     made, again = first.capture.allocations, second.capture.allocations
     if [span.size for span in made] != [span.size for span in again]:
-        raise FallbackError(CAPTURES_DIFFER)
+        raise DisturbedError(CAPTURES_DIFFER)
     moved = [MovedSpan(span, to.start) for span, to in zip(made, again, strict=True)]
     for group, span in groups:
         mine, other = (each.inputs[group.members[0][0]] for each in (first, second))
@@ -119,6 +119,6 @@ def false_addresses(
                 for each in known
                 if each.span.start <= here <= each.span.end
             ):
-                raise FallbackError(UNDECIDABLE)
+                raise DisturbedError(UNDECIDABLE)
             found.add(index)
     return frozenset(found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import threading
 import time
 from collections import Counter
@@ -20,27 +19,30 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import (
-    PROFILED,
+    DisturbedError,
     FallbackError,
     NoMemoryError,
     NotRelocatableError,
+    OutOfStepError,
+    ProfiledError,
     RanksError,
     StuckError,
     TransientError,
 )
 from pygraphd.client.common import log
+from pygraphd.client.common.garbage import no_garbage_collection
 from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
+from pygraphd.client.recording.budget import Budget
 from pygraphd.client.recording.capture import Capture
-from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, UNDECIDABLE, CapturedCall
+from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, CapturedCall
 from pygraphd.client.recording.host_copies import for_host
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
 from pygraphd.client.recording.size_slot import Persistence, Refusal
 from pygraphd.client.recording.stand_ins import Call, StandIns
-from pygraphd.client.recording.verification import WROTE_TO_INPUT, Verification
+from pygraphd.client.recording.verification import WROTE_TO_INPUT, Verification, bytes_to_compare
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
-from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -58,18 +60,15 @@ if TYPE_CHECKING:
 
 DIGESTS_FROM = 32 << 20
 """Bytes of a replay and of copies from which on large values are compared by digests: less would save little memory."""
-NO_MEMORY_TO_VERIFY = "not enough free memory to verify a recording"
 INTERRUPTED = "its capture was ended by another thread, as by one that waits for the whole device"
 _SAYS_INTERRUPTED = "previous error during capture"
 """Part of CUDA's message when another thread has ended the capture. An error of the capturing thread itself has another message."""
 NEW_THREAD = "it could not be captured in a thread that had not run it before"
-_RETRIED = frozenset({OTHER_STREAM, INTERRUPTED, NEW_THREAD, UNDECIDABLE, CAPTURES_DIFFER, PROFILED})
-"""Reasons that lie in the stream or thread of a call, in chance, or in a profiler: the next call of the size is recorded again."""
 STUCK_S = 30.0
 """Seconds after which the GPU is taken to wait for a rank that has died or is late."""
 STUCK = f"the GPU has waited {STUCK_S:g} s for another rank"
 MAX_RETRIES = 3
-"""Times a callable is recorded again for one of these reasons. Then its size is refused, since each capture is expensive."""
+"""Times a callable is recorded again after a `DisturbedError` of one reason. Then its size is refused, since each capture is expensive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,7 @@ class Pipeline:
         self._launch = launch
         self._recorder = recorder
         self._report = report
+        self.budget = Budget(recorder, report)
         self._facts = facts
         self.captures = 0
         """The number of captured calls, whether or not a recording was made."""
@@ -140,23 +140,26 @@ class Pipeline:
         in_full: frozenset[int] | None = None,
         lockstep: Lockstep | None = None,
     ) -> Attempt | Refusal:
-        """Record a call, and replay it on copies of its inputs. Raises nothing.
+        """Record a call, and replay it on copies of its inputs. Raises nothing but the out-of-memory error of an `OutOfStepError`.
 
         Large values are compared by digests, except those with an index in `in_full` (outputs, then inputs; None: all): see `Verification`.
         If the call `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
         A call with collectives needs the `lockstep` of all ranks, and must not be doubted.
         """
         try:
-            with self._timed(), _no_garbage_collection():
+            with self._timed(), no_garbage_collection():
                 if is_doubted or lockstep is not None:
                     in_full = None
                 return self._record(
                     inputs, constraints, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
                 )
+        except OutOfStepError as error:
+            raise error.error from None
         except RanksError as error:
             return self._not_together(error)
         except (TransientError, torch.OutOfMemoryError) as error:
             is_short = isinstance(error, NoMemoryError | torch.OutOfMemoryError)
+            self._report.count(refused_for_memory=int(is_short))
             code = ReasonCode.NO_MEMORY_TO_RECORD if is_short else ReasonCode.CANNOT_CAPTURE_NOW
             return Refusal(_first_line(error), Persistence.TRANSIENT, code)
         except NotRelocatableError as error:
@@ -166,7 +169,7 @@ class Pipeline:
             return Refusal(_first_line(error), Persistence.PERMANENT)
         except (FallbackError, DriverError) as error:
             reason = _first_line(error)
-            self._retries[reason] += reason in _RETRIED
+            self._retries[reason] += isinstance(error, DisturbedError)
             is_retried = 0 < self._retries[reason] <= MAX_RETRIES
             is_driver = isinstance(error, DriverError)
             code = ReasonCode.DRIVER_FAILED if is_driver else ReasonCode.CAPTURE_DISTURBED
@@ -183,7 +186,7 @@ class Pipeline:
         In `lockstep`, it can be used if all ranks have found no difference.
         """
         try:
-            with self._timed(), _no_garbage_collection():
+            with self._timed(), no_garbage_collection():
                 if lockstep is not None:
                     self._wait_for_gpu()
                 found = attempt.verification.disagreement(outputs, self._launch)
@@ -194,8 +197,9 @@ class Pipeline:
             return self._not_together(error)
         except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
             is_short = isinstance(error, torch.OutOfMemoryError)
+            self._report.count(refused_for_memory=int(is_short))
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
-            if isinstance(error, FallbackError) and str(error) == PROFILED:
+            if isinstance(error, ProfiledError):
                 persistence = Persistence.ONE_CALL
             reason = f"verification failed: {_first_line(error)}"
             return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
@@ -231,9 +235,9 @@ class Pipeline:
         if reason := _why_not_bind(inputs, self._recorder.device, self._facts, lockstep):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs)
-        self._make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
-        recorder = self._recorder
-        call = Call(inputs, constraints, groups, recorder.driver, recorder.device, self._make_sure_of)
+        make_sure_of, recorder = self.budget.make_sure_of, self._recorder
+        make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
+        call = Call(inputs, constraints, groups, recorder.driver, recorder.device, make_sure_of)
         # A custom operator may keep what it allocates, and nodes of collectives are not written.
         call.has_memory = lockstep is not None or not self._facts.is_repeatable
         try:
@@ -248,6 +252,7 @@ class Pipeline:
         self, call: Call, *, is_doubted: bool, in_full: frozenset[int] | None, lockstep: Lockstep | None
     ) -> Attempt:
         tensors, capture = self._capture(call)
+        call.kept = tensors.bytes  # a second capture asks for the memory of both captures itself
         built = builder.build(
             self._recorder.driver,
             CapturedCall(capture, tensors.tensors),
@@ -259,6 +264,7 @@ class Pipeline:
         )
         try:
             _release(capture)
+            call.kept += capture.own_bytes
             verification = self._verification(
                 built, capture, tensors, call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
             )
@@ -279,6 +285,7 @@ class Pipeline:
         # A workspace keeps its whole segment of PyTorch's allocator from going back to the device.
         self._recorder.empty_cache(with_workspaces=True)
         try:
+            call.capture_bytes = self.budget.of_first_capture()
             tensors = call.stand_ins()
             try:
                 capture = self._capture_on(call, tensors)
@@ -308,14 +315,13 @@ class Pipeline:
         """Capture a call again at other addresses, while the first capture of it has its addresses still."""
         _release(first)
         # Memory that is free in the pool of that one counts as free, and cannot be used by another capture.
-        besides = 2 * first.bytes if first.addresses is None else 0
-        tensors = call.stand_ins(besides=besides, is_further=True)
+        tensors = call.stand_ins(besides=2 * first.own_bytes, is_further=True)
         try:
             capture = self._capture_on(call, tensors, first.reserves, first.backing, is_shifted=True)
         except NotRelocatableError as error:
             if isinstance(error, TransientError):
                 raise
-            raise FallbackError(CAPTURES_DIFFER) from error  # the first capture has worked
+            raise DisturbedError(CAPTURES_DIFFER) from error  # the first capture has worked
         return CapturedCall(capture, tensors.tensors, tensors.ranges)
 
     def _capture_on(
@@ -329,20 +335,26 @@ class Pipeline:
     ) -> Capture:
         inputs = list(tensors.tensors)
         addresses = call.addresses(self._recorder.addresses_for_capture(), is_further=is_shifted)
+        if addresses is None:
+            # Against the limit alone: how much a first capture takes is an estimate, and the allocator says what is not free.
+            needed = max(backing, call.capture_bytes + sum(each.size for each in reserves))
+            self.budget.make_sure_of(0, call.held() + tensors.bytes + needed)
         try:
-            return self._recorder.capture(
+            capture = self._recorder.capture(
                 self._launch, inputs, reserves, backing=backing, addresses=addresses, is_shifted=is_shifted
             )
+            call.capture_bytes = capture.bytes
+            return capture
         except (NotRelocatableError, FallbackError, DriverError, torch.OutOfMemoryError) as error:
             if addresses is None or not isinstance(error, torch.OutOfMemoryError):
                 raise
         except Exception as error:
             if _SAYS_INTERRUPTED in str(error):
-                raise FallbackError(INTERRUPTED) from error
+                raise DisturbedError(INTERRUPTED) from error
             if addresses is None:
                 if not hasattr(self._threads, "has_launched"):
                     # At its first call in a thread a library may make a handle, which it cannot make within a capture.
-                    raise FallbackError(NEW_THREAD) from error
+                    raise DisturbedError(NEW_THREAD) from error
                 # The callable has run on inputs like these before: it raises because it is being captured.
                 raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
         # There were too few addresses, or an operator asks more of memory than an address.
@@ -355,12 +367,17 @@ class Pipeline:
         """Replay once all ranks do. Each then runs the collectives of the call once more, whatever happens: as KERNELS if the replay fails."""
         lockstep.go_on()
         try:
-            return replay.run(list(inputs), memory)
+            outputs = replay.run(list(inputs), memory)
         except Exception:
-            self._launch(inputs)
-            raise
-        finally:
+            memory.clear()  # KERNELS need as much, and nothing else may be free
+            try:
+                self._launch(inputs)
+            except torch.OutOfMemoryError as error:
+                raise OutOfStepError(error) from None
             self._wait_for_gpu()
+            raise
+        self._wait_for_gpu()
+        return outputs
 
     def _verification(
         self,
@@ -381,7 +398,11 @@ class Pipeline:
             in_full = None
         # The call itself must get its memory, unless that of the replay is released before.
         beside = memory if in_full is None or in_full else 0
-        is_short = copies + memory + beside > self._recorder.free_bytes()
+        old = [*tensors.memory, *capture.memory(built.device)]
+        call.kept += bytes_to_compare(old, call.inputs, call.groups)
+        # What the capture worked on is released before the call itself, unless the recording may run again.
+        held = call.held(beside * (not is_doubted))
+        is_short = self.budget.why_not(copies + memory + beside, held) is not None
         on_host: InputGroups = []
         # The callable runs on aliased copies as well, which would have its collectives run on this rank alone.
         aliased = call.aliased_copies(written) if written and is_short and lockstep is None else None
@@ -395,7 +416,7 @@ class Pipeline:
                 copies -= sum(span.size for _, span in on_host)
         elif is_doubted:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2
-        self._make_sure_of(copies + memory + beside)
+        self.budget.make_sure_of(copies + memory + beside, call.held(beside * (not is_doubted)))
         generator, given = self._recorder.generator, generators_in(call.inputs).values()
         if generator is not None and given:
             generator = Generators((cast("Any", generator), *given))
@@ -403,7 +424,7 @@ class Pipeline:
             built.replay,
             call.inputs,
             generator,
-            [*tensors.memory, *capture.memory(built.device)],
+            old,
             self._facts.undefined,
             tensors.tensors,
             call.groups,
@@ -416,31 +437,11 @@ class Pipeline:
             run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),
         )
 
-    def _make_sure_of(self, size: int) -> None:
-        if size > self._recorder.free_bytes():
-            raise NoMemoryError(NO_MEMORY_TO_VERIFY)
-
 
 def _release(capture: Capture) -> None:
     """Release the pool of a capture whose allocations have no memory of their own: their addresses stay until the call is closed."""
     if capture.addresses is not None:
         capture.let_go()
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python's garbage collector from running meanwhile.
-
-    Few of the thousands of objects that a recording makes are garbage, and a full collection after a model was compiled takes a quarter
-    of a second. It might also free memory of other streams, which a capture must not see.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _why_not_bind(

@@ -260,7 +260,8 @@ class Recordings:
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
         slot = self._slots.get(size)
         if slot is None:
-            return self._fall_back(self._add_slot(size), inputs)
+            with self._pipeline.budget.measured():
+                return self._fall_back(self._add_slot(size), inputs)
         reason = self._why_not_record(slot)
         if reason is not None:
             return self._fall_back(reason, inputs)

@@ -15,7 +15,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import Driver, DriverError
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import InputGroups, input_groups
-from pygraphd.client.recording.aliased_memory import AliasedMemory
+from pygraphd.client.recording.aliased_memory import AliasedMemory, bytes_behind
 from pygraphd.client.recording.size_slot import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, alignment, blocks
@@ -45,6 +45,8 @@ class StandIns:
     """The memory of the stand-ins, as 64-bit integers."""
     ranges: list[torch.Tensor]
     """The address ranges of all stand-ins, as tensors: `memory`, and ranges of aliased memory."""
+    bytes: int
+    """Bytes of `memory` without aliased memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,16 @@ class Call:
     groups: InputGroups
     driver: Driver
     device: torch.device
-    make_sure_of: Callable[[int], None]
-    """Raises an error if a number of bytes cannot be allocated."""
+    make_sure_of: Callable[[int, int], None]
+    """Raises an error if a number of bytes cannot be allocated beside another that the recording holds; see `Budget`."""
     has_aliases: bool = True
     """Whether stand-ins of large inputs are addresses of `AliasedMemory`, if that can be mapped."""
     has_memory: bool = False
     """Whether the allocations of its captures have memory of their own."""
+    capture_bytes: int = 0
+    """Bytes of the allocations of its latest capture, or an estimate before the first one."""
+    kept: int = 0
+    """Bytes that the recording holds beside aliased memory, and releases before the call itself."""
     _addresses: AliasedMemory | None = None
     _aliased: list[AliasedMemory] = field(default_factory=list)
 
@@ -103,13 +109,14 @@ class Call:
             large, others = large + is_large * _bytes_for(span), others + (not is_large) * _bytes_for(span)
         self.has_aliases = self.has_aliases and large >= ALIASED_FROM
         aliased = self._alias(large + BLOCK) if self.has_aliases else None
-        self.make_sure_of(besides + others + (large if aliased is None else 0))
+        own = others + (large if aliased is None else 0)
+        self.make_sure_of(besides + own, self.held())
         if aliased is not None and is_further:
             aliased.take(BLOCK)  # the ranges of two captures may lie a multiple of 4 GiB apart
         tensors, memory = stand_ins_for(self.inputs, self.constraints, self.groups, aliased)
         if aliased is None:
-            return StandIns(tensors, memory, memory)
-        return StandIns(tensors, [*memory, aliased.memory], [*memory, aliased.whole])
+            return StandIns(tensors, memory, memory, own)
+        return StandIns(tensors, [*memory, aliased.memory], [*memory, aliased.whole], own)
 
     def aliased_copies(self, written: Collection[int]) -> AliasedCopies | None:
         """Return aliased copies of the large inputs with an index in `written`; None if memory cannot be mapped."""
@@ -150,7 +157,12 @@ class Call:
             self._addresses.take_back()
         return self._addresses
 
+    def held(self, beside: int = 0) -> int:
+        """Return the bytes that the recording holds, less those that it releases before `beside` more are allocated."""
+        return sum(each.bytes for each in self._aliased) + max(self.kept - beside, 0)
+
     def _alias(self, size: int, pages: int = 0) -> AliasedMemory | None:
+        self.make_sure_of(0, self.held() + bytes_behind(size, pages))  # the driver says what is not free
         try:
             self._aliased.append(AliasedMemory(self.driver, self.device, size, pages))
         except DriverError:

@@ -314,7 +314,9 @@ def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         torch_private.reinterpret(poison, each.dtype, each.size, each.stride, begin // each.dtype.itemsize)
         for each, begin in zip(memories, begins, strict=True)
     ]
-    return tensors, [poison[begin + size :][:BLOCK] for begin, size in zip(begins, sizes, strict=True)]
+    # They own nothing: who clears the list of the parts releases the memory.
+    ends = [poison.data_ptr() + begin + size for begin, size in zip(begins, sizes, strict=True)]
+    return tensors, [torch_private.memory_at(end, BLOCK, poison.device) for end in ends]
 
 
 def _poison(
@@ -333,6 +335,13 @@ def _poison(
         *((each, each.clone()) for each in others),
         *((each, OLD_POISON) for each in _joined(poisoned)),
     ]
+
+
+def bytes_to_compare(old: Sequence[torch.Tensor], inputs: Sequence[Any], groups: InputGroups) -> int:
+    """Return the bytes that a verification takes beside copies and the replay's memory: for other indices, and to compare the capture's."""
+    indices: int = sum(inputs[index].nbytes for index in _indices(inputs, groups))
+    of_capture: int = sum(each.nbytes for each in old)
+    return 3 * indices + min(of_capture, JOINED_BYTES) // 8
 
 
 def _joined(memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import PROFILED, FallbackError
+from pygraphd.client.backend.errors import ProfiledError
 from pygraphd.client.replay.segments import fitting, table_numbers
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Executables:
         is_first = not self._handles
         if self._parameters.has_copies and torch_private.is_profiled():
             if is_first or replaced:
-                raise FallbackError(PROFILED)
+                raise ProfiledError
             return 0  # it could not be launched now
         self._destroy(self._retired)
         try:

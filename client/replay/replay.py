@@ -15,7 +15,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import PROFILED, FallbackError, LayoutMismatch, LayoutMismatchError
+from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError, ProfiledError
 from pygraphd.client.replay.native.ffi import Parts, TensorOps
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Replay:
         with as_fallback:
             executable, written = executables.bind(inputs, memory, stream)
         if torch_private.is_profiled() and not executables.can_launch_profiled:
-            raise FallbackError(PROFILED)
+            raise ProfiledError
         drawn: PhiloxRange | None = self._start(executable, stream)
         counts = self.counts
         counts.replays += 1

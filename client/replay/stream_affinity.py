@@ -10,7 +10,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.backend.errors import DisturbedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,14 +37,14 @@ class StreamAffinity:
         if stream == self._stream:
             return False
         if self._stream is not None and not self._may_leave():
-            raise FallbackError(OTHER_STREAM)
+            raise DisturbedError(OTHER_STREAM)
         self.move(stream)
         return True
 
     def expect(self, stream: int) -> None:
         """Raise `FallbackError` if `enter` would, so that nothing is prepared in vain. Takes no lock, so `enter` may still raise later."""
         if self._stream not in (None, stream) and not self._may_leave():
-            raise FallbackError(OTHER_STREAM)
+            raise DisturbedError(OTHER_STREAM)
 
     def move(self, stream: int) -> None:
         """Go on on the current stream, now that nothing is left to do on another one; raises nothing."""

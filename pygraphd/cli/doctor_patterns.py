@@ -98,7 +98,8 @@ RULES = (
     ),
     _rule(
         "memory", f"{_CALLS} {_DECIDED} {_FAILED}", "[Oo]ut of memory|free memory",
-        "leave room in the first steps: a smaller batch at first, or expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF",
+        "leave room in the first steps: a smaller batch at first, or expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF; raise "
+        "PYGRAPH_MEMORY if it is set",
         ReasonCode.NO_MEMORY_TO_MEASURE, ReasonCode.NO_MEMORY_TO_RECORD,
     ),
     _rule(

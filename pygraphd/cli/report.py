@@ -209,6 +209,7 @@ class Report:
                 "compared": len(self.compared),
             },
             "cost": {**self.summary.spent_ms, "paid_back_after_steps": self.paid_back_after},
+            "memory": dataclasses.asdict(self.summary.memory),
             "graphs": [self._row_json(row) for row in self.rows],
             "left_out": self.summary.left_out,
             "notes": self.summary.notes,

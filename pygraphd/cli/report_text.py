@@ -67,7 +67,18 @@ def _cost(report: Report) -> str:
     steps = report.paid_back_after
     paid = f"; paid back after {render.plural(steps, 'step', 'steps')}" if steps is not None else ""
     most = max((row.facts.memory_bytes or 0 for row in report.rows if row.is_graph), default=0)
-    return once + paid + (f"; up to {_mib(most)} MiB in a call" if most else "")
+    return once + paid + (f"; up to {_mib(most)} MiB in a call" if most else "") + _recording(report)
+
+
+def _recording(report: Report) -> str:
+    """Return what recording asked for in GPU memory, what it was allowed, and what was not recorded for that."""
+    memory = report.summary.memory
+    if not memory.peak_requested_bytes:
+        return ""
+    allowed = f" of the {_mib(memory.limit_bytes)} MiB in PYGRAPH_MEMORY" if memory.limit_bytes else ""
+    refused = render.plural(memory.refused_recordings, "recording", "recordings")
+    failed = f"; {refused} refused for lack of memory" if memory.refused_recordings else ""
+    return f"; recording asked for up to {_mib(memory.peak_requested_bytes)} MiB{allowed}{failed}"
 
 
 def seconds(ms: float) -> str:

@@ -15,11 +15,13 @@ from pygraphd.schema.checks import InvalidMessageError, check_int, check_number,
 from pygraphd.schema.keys import DIGITS, Environment
 from pygraphd.schema.messages import MAX_COUNT, MAX_TIME, Measurement, read
 from pygraphd.schema.ownership import open_regular
-from pygraphd.schema.summary import SUMMARY_VERSION, Deployed
+from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Memory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+HOW = "a program run by `pygraphd run`, or with PYGRAPH_SUMMARY=FILE, writes one when it ends"
+"""How a summary is made."""
 MAX_SUMMARY_BYTES = 64 * 2**20
 """Bound of a file's size: several times the largest summary that a client writes."""
 NOTES = ("left_to_torch", "left_on_cpu", "graph_breaks", "between_graphs", "fallbacks", "failures")
@@ -39,7 +41,8 @@ class Facts:
     `whole` is the digest of the graph without sizes, for a graph at dynamic sizes. `module` is the path of the innermost module that has
     all of the graph, and `places` are source lines. `nodes` is the number of kernels, copies and fills of its recording. `launches` is the number
     of kernels that its generated code calls, and `launches_between`, for the first partition, of those between partitions. A replay allocates
-    `memory_bytes`. `seen_at` and `decided_at` are seconds since the epoch.
+    `memory_bytes`, beside what its executables take on the GPU: about 3 KB a node, but the driver does not say it, and a graph gets further
+    executables while it runs. `seen_at` and `decided_at` are seconds since the epoch.
     """
 
     whole: str = ""
@@ -75,7 +78,7 @@ class Summary:
     """The content of a summary. `environments` has each environment of a decision; `left_out` is the number of decisions not listed.
 
     `notes` has the number of times of each reason, for each of `NOTES`; `facts` those of each graph by digest. `spent_ms` has the host time
-    of each of `SPENT_TIMES`. `program` and `pid` name the process; empty and None in a summary of an older version.
+    of each of `SPENT_TIMES`. `program` and `pid` name the process; empty and None in a summary of an older version, in which `memory` is 0 throughout.
     """
 
     environments: dict[str, Environment]
@@ -86,6 +89,7 @@ class Summary:
     spent_ms: dict[str, float] = field(default_factory=dict)
     program: str = ""
     pid: int | None = None
+    memory: Memory = field(default_factory=Memory)
 
 
 def is_file(target: str) -> bool:
@@ -104,7 +108,7 @@ def is_file(target: str) -> bool:
 def check_absent(target: str) -> None:
     """Raise UsageError if something lies at a path that is no file, and say what it is."""
     if (mode := _mode(target)) is not None:
-        raise UsageError(f"{target}: is {_kind(mode)}, not a file that a program wrote for PYGRAPH_SUMMARY")
+        raise UsageError(f"{target}: is {_kind(mode)}, not a summary; {HOW}")
 
 
 def _mode(target: str) -> int | None:
@@ -125,13 +129,21 @@ def read_summary(path: Path) -> Summary:
             data = stream.read(MAX_SUMMARY_BYTES + 1)
         if len(data) > MAX_SUMMARY_BYTES:
             raise InvalidMessageError(f"more than {MAX_SUMMARY_BYTES} bytes")
-        return _summary(json.loads(data))
+        return _summary(_json(data))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(
-            f"{path}: is no summary that can be explained: {error}; a program run with PYGRAPH_SUMMARY=FILE writes one"
-        ) from error
+        raise UsageError(f"{path}: is not a summary: {error}; {HOW}") from error
+
+
+def _json(data: bytes) -> Any:
+    """Return the JSON value of a file. Where it has none, the parser's words help nobody who took another file for a summary."""
+    if not data.strip():
+        raise InvalidMessageError("it is empty")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidMessageError("it is another file, or only a part of one") from error
 
 
 def _summary(value: Any) -> Summary:
@@ -149,6 +161,7 @@ def _summary(value: Any) -> Summary:
             _facts(value.get("facts", {})),
             {name: check_number(name, value.get(name, 0.0), maximum=MAX_MS) for name in SPENT_TIMES},
             *_program(value.get("program", {})),
+            read(Memory, value.get("memory", {})),
         )
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording import comparison, pipeline, recordings, verification
+from pygraphd.client.recording import budget, comparison, recordings, verification
 from tests.support.gpu_programs import compiled, x
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> N
         assert reserved() <= before + SLACK
 
     for refusal in filter(None, refusals):
-        assert refusal == pipeline.NO_MEMORY_TO_VERIFY or "out of memory" in refusal
+        assert refusal == budget.NO_MEMORY_TO_VERIFY or "out of memory" in refusal
         assert relocated.report.fallbacks[refusal] > 0
     assert refusals[0] is not None
     assert refusals[-1] is None

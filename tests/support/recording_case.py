@@ -255,8 +255,10 @@ class RngCursor:
 class HostRecorder:
     """Records callables that are made of `Operations`."""
 
-    def __init__(self, emulator: Emulator, allocator: Allocator) -> None:
+    def __init__(self, emulator: Emulator, allocator: Allocator, memory_bytes: int = 0) -> None:
         self.driver = emulator.driver
+        self.memory_bytes = memory_bytes
+        self.peak_of_a_call = self.allocated = 0
         self.device = torch.device("cpu")
         self.generator = Generator()
         self.random_numbers = StreamAffinity(emulator.driver, lambda: bool)
@@ -375,7 +377,13 @@ class HostRecorder:
         return SimpleNamespace(elapsed_time=lambda _: self.marks_apart_ms, synchronize=lambda: None)
 
     def free_bytes(self) -> int:
-        return self.free
+        return min(self.free, self.memory_bytes or self.free)
+
+    def bytes_of_a_call(self) -> int:
+        return self.peak_of_a_call
+
+    def allocated_so_far(self) -> int:
+        return self.allocated
 
     def below_peak(self) -> int:
         return self.peak

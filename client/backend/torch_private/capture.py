@@ -6,6 +6,8 @@ import bisect
 import contextlib
 import ctypes
 import functools
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -209,3 +211,18 @@ def allocation_history(device_index: int, pool: Pool) -> Iterator[AllocatorEvent
 def clear_workspaces() -> None:
     """Give the workspaces of the BLAS libraries back to the allocator, those of all threads."""
     torch._C._cuda_clearCublasWorkspaces()
+
+
+_READERS = "InductorSubproc", "(_read_thread)"
+"""Ends of the names of the thread that reads the results of Inductor's compile workers: with a name of its own, and without."""
+
+
+def threads_that_compile() -> frozenset[threading.Thread]:
+    """Return the threads of this process by which Inductor compiles. They launch nothing."""
+    found = {each for each in threading.enumerate() if each.name.endswith(_READERS)}
+    module: Any = sys.modules.get("torch._inductor.async_compile")
+    # A torch that has renamed them has us wait for these threads, and is well otherwise.
+    with contextlib.suppress(AttributeError):
+        if module is not None and module.AsyncCompile.pool.cache_info().currsize:
+            found |= module.AsyncCompile.pool()._threads
+    return frozenset(found)

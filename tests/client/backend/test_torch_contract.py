@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 import torch
 from torch._functorch.aot_autograd import aot_function, make_boxed_func
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.compile_worker.subproc_pool import SubprocPool
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from torch._inductor.utils import GraphPartitionMap
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -469,3 +471,16 @@ def test_an_artifact_is_loaded_as_a_file_of_inductors_cache(
 
     assert torch_private.inductor_cache() == tmp_path
     assert json.loads((tmp_path / "pygraph" / "a.json").read_text()) == {"a": [1, 2.5, None]}
+
+
+def test_threads_by_which_inductor_compiles_are_recognized() -> None:
+    before = torch_private.threads_that_compile()
+    workers = SubprocPool(1)
+    try:
+        AsyncCompile.pool().submit(int).result()
+        found = torch_private.threads_that_compile()
+    finally:
+        workers.shutdown()
+
+    assert workers.read_thread in found - before
+    assert {each.name.rpartition("_")[0] for each in found if each.name.startswith("ThreadPoolExecutor")}

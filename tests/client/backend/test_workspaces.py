@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch._inductor.async_compile import AsyncCompile
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
@@ -33,9 +36,18 @@ class Events:
     def __init__(self) -> None:
         self.all: list[tuple[str, float]] = []
         self.clock = SteppedClock()
+        self.in_use = {0}
+        """The devices on which PyTorch has memory."""
+        self.workspace_bytes = 1
+        """Bytes of workspaces that are there whenever they are freed."""
+        self.freed_bytes = 0
 
     def note(self, what: str) -> Callable[[], None]:
         return lambda: self.all.append((what, self.clock.now()))
+
+    def clear(self) -> None:
+        self.freed_bytes += self.workspace_bytes
+        self.note(CLEARED)()
 
     @property
     def names(self) -> list[str]:
@@ -54,7 +66,11 @@ class Events:
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     events = Events()
-    monkeypatch.setattr(torch_private, "clear_workspaces", events.note(CLEARED))
+    monkeypatch.setattr(torch_private, "clear_workspaces", events.clear)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(device in events.in_use))
+    statistics = "allocated_bytes.all.freed"
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {statistics: events.freed_bytes})
     monkeypatch.setattr(torch_private, "empty_cache", events.note(EMPTIED))
     monkeypatch.setattr(time, "monotonic", events.clock.now)
     monkeypatch.setattr(time, "sleep", events.clock.sleep)
@@ -65,17 +81,16 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
 @pytest.fixture
 def recorder(events: Events, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> CudaRecorder:
     """Return a recorder of a device that there is not, as far as it gives memory back."""
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     made = CudaRecorder.__new__(CudaRecorder)
     made.device, made.driver, made._most_reserved = torch.device("cpu"), emulator.driver, 0
     return made
 
 
 @contextlib.contextmanager
-def running(count: int) -> Iterator[None]:
-    """Have so many threads beside this one."""
+def running(count: int, name: str | None = None) -> Iterator[None]:
+    """Have some threads beside this one."""
     ended = threading.Event()
-    threads = [threading.Thread(target=ended.wait) for _ in range(count)]
+    threads = [threading.Thread(target=ended.wait, name=name) for _ in range(count)]
     for thread in threads:
         thread.start()
     try:
@@ -94,11 +109,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "enumerate", lambda: [each for each in enumerate_() if each not in there])
 
 
-@pytest.mark.parametrize(("others", "devices"), [(1, 1), (0, 2)])
+@pytest.mark.parametrize(("others", "in_use"), [(1, {0}), (0, {0, 1})])
 def test_beside_others_memory_is_given_back_some_time_later(
-    events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch, others: int, devices: int
+    events: Events, recorder: CudaRecorder, others: int, in_use: set[int]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    events.in_use = in_use
 
     with running(others):
         recorder.trim()
@@ -110,10 +125,65 @@ def test_beside_others_memory_is_given_back_some_time_later(
 def test_who_is_alone_waits_for_nobody(
     events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
 
     recorder.trim()
+
+    assert events.names == [CLEARED, EMPTIED]
+
+
+def test_where_there_was_no_workspace_nobody_waits(
+    events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events.workspace_bytes = 0
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+
+    with running(1):
+        recorder.trim()
+
+    assert events.names == [CLEARED, EMPTIED]
+
+
+def test_a_workspace_freed_before_is_waited_for_although_none_is_freed_now(
+    events: Events, recorder: CudaRecorder
+) -> None:
+    with running(1):
+        recorder.trim()
+        events.workspace_bytes, before = 0, events.all[0][1]
+        recorder.trim()
+
+    assert events.names == [CLEARED, EMPTIED] * 2
+    assert events.all[1][1] - before == pytest.approx(UNTIL_MEMORY_GOES_S)
+
+
+@pytest.mark.parametrize("name", ["InductorSubproc", "Thread-3 (_pin_memory_loop)", "QueueFeederThread"])
+def test_threads_that_launch_nothing_are_not_waited_for(
+    events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+
+    with running(1, name):
+        recorder.trim()
+
+    assert events.names == [CLEARED, EMPTIED]
+
+
+def test_threads_of_the_compiler_are_not_waited_for(
+    events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+    with ThreadPoolExecutor(1) as executor:
+        executor.submit(int).result()
+
+        @functools.lru_cache(1)
+        def pool() -> ThreadPoolExecutor:
+            return executor
+
+        monkeypatch.setattr(AsyncCompile, "pool", staticmethod(pool))
+        assert torch_private.threads_that_compile() == frozenset()
+        pool()
+
+        recorder.trim()
 
     assert events.names == [CLEARED, EMPTIED]
 

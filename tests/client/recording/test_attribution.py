@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.backend.errors import PROFILED, FallbackError
+from pygraphd.client.backend.errors import PROFILED, ProfiledError
 from pygraphd.client.backend.torch_private import profiling
 from pygraphd.client.recording import recordings
 from pygraphd.client.recording.verification import Verification
@@ -105,7 +105,7 @@ def test_a_profile_that_begins_during_a_recording_refuses_one_call_only(
     """Another thread has begun it, and the recording could get no further executable."""
 
     def fail(*_: Any) -> None:
-        raise FallbackError(PROFILED)
+        raise ProfiledError
 
     for function in (Verification._replay_once, Verification.disagreement):
         made = case.made(doubled, GraphFacts())

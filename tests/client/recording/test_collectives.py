@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
@@ -182,6 +184,62 @@ def test_a_replay_that_fails_runs_its_collectives_as_kernels(
 
     assert ranks.peer.first == ("commit", f"{FOR_GOOD}cuGraphLaunch failed with CUresult 1")
     assert ranks.run.refusal is not None
+
+
+def fail_when_verified(monkeypatch: pytest.MonkeyPatch, note: Callable[[Any], object]) -> None:
+    """Have each replay fail; `note` is called with each tensor that it was to use."""
+    from pygraphd.client.replay.replay import Replay
+
+    def fail(_: Replay, inputs: list[Any], memory: list[Any]) -> None:
+        [*map(note, memory)]  # no variable of this frame, which the error holds, may keep one
+        raise DriverError("cuGraphLaunch", 1)
+
+    monkeypatch.setattr(Replay, "run", fail)
+
+
+def test_kernels_in_place_of_a_replay_get_its_memory(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    noted: list[int] = []
+
+    def note(tensor: Any) -> None:
+        noted.append(len(noted))
+        weakref.finalize(tensor.untyped_storage(), ended.append, noted[-1])
+
+    fail_when_verified(monkeypatch, note)
+    pipeline, seen = ranks.run._pipeline, []
+    launch = pipeline._launch
+
+    def launched(inputs: list[Any]) -> Any:
+        seen.append((len(noted), len(ended)))
+        return launch(inputs)
+
+    monkeypatch.setattr(pipeline, "_launch", launched)
+
+    ranks(ATTEMPT_CALLS[0])
+
+    assert seen[-1] == (len(noted), len(noted))
+    assert noted
+
+
+def test_a_rank_without_memory_for_either_raises_and_runs_no_later_collective(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks(ATTEMPT_CALLS[0] - 1)
+    fail_when_verified(monkeypatch, id)
+    launch, pipeline = ranks.run._pipeline._launch, ranks.run._pipeline
+
+    def without_memory(inputs: list[Any]) -> Any:
+        if "1/captured" in ranks.peer.values:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return launch(inputs)
+
+    monkeypatch.setattr(pipeline, "_launch", without_memory)
+    before = ranks.case.recorder.launching.comm.value
+
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+        ranks(1)
+
+    assert ranks.case.recorder.launching.comm.value == before
 
 
 def test_a_recording_that_differs_is_not_tried_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import FallbackError
-from pygraphd.client.recording import pipeline, recordings, stand_ins
+from pygraphd.client.recording import budget, pipeline, recordings, stand_ins
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import (
     CAPTURES_DIFFER,
@@ -243,7 +243,7 @@ def test_what_is_captured_once_more_needs_room(case: Case) -> None:
 
     call(run, case, 1)
     assert case.recorder.captures == 1
-    assert case.report.fallbacks[pipeline.NO_MEMORY_TO_VERIFY] == 1
+    assert case.report.fallbacks[budget.NO_MEMORY_TO_VERIFY] == 1
 
     case.recorder.free = enough
     for value in range(2, 40):

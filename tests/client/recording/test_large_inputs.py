@@ -233,7 +233,7 @@ def test_aliased_copies_lie_side_by_side_and_begin_with_the_values_of_the_inputs
     for number, each in enumerate(caches):
         each[:9] = number
     inputs, cpu = [torch.zeros(4), *caches], torch.device("cpu")
-    call = Call(inputs, stand_ins.NO_CONSTRAINTS, input_groups(inputs), emulator.driver, cpu, lambda _: None)
+    call = Call(inputs, stand_ins.NO_CONSTRAINTS, input_groups(inputs), emulator.driver, cpu, lambda *_: None)
     copies = call.aliased_copies(range(1, 20))
     assert copies is not None
 

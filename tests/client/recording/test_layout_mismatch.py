@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import LayoutMismatch
-from pygraphd.client.recording import comparison, pipeline, recordings, stand_ins
+from pygraphd.client.recording import budget, comparison, recordings, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.size_slot import (
     FIRST_MISMATCHES,
@@ -137,7 +137,7 @@ def test_what_is_to_lie_apart_needs_room_for_that(case: Case) -> None:
 
     case.expect(captured=1)
     assert case.recorder.captures == 1
-    assert case.report.fallbacks[pipeline.NO_MEMORY_TO_VERIFY] == 1
+    assert case.report.fallbacks[budget.NO_MEMORY_TO_VERIFY] == 1
 
 
 def test_a_recording_that_cannot_be_made_anew_leaves_the_one_there_is(case: Case) -> None:
@@ -203,7 +203,7 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
         input_groups(inputs),
         driver,
         room.device,
-        asked.append,
+        lambda size, held: asked.append(size - held),
     )
     call.stand_ins()
     assert asked == [sum(each.nbytes for each in places)]

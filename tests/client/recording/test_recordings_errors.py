@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE, FallbackError
-from pygraphd.client.recording import pipeline, recordings
+from pygraphd.client.recording import budget, recordings
 from pygraphd.client.replay.relocation_table import BLOCK
 from tests.support.recording_case import Case, Operations, add, case
 
@@ -59,7 +59,7 @@ def test_no_room_for_copies_is_a_reason(case: Case) -> None:
     for _ in range(3):
         run([case.floats(1), case.floats(2)])
 
-    assert run.refusal == pipeline.NO_MEMORY_TO_VERIFY
+    assert run.refusal == budget.NO_MEMORY_TO_VERIFY
     assert not run.refused_for_good
     assert case.recorder.captures == 0
 
@@ -76,7 +76,7 @@ def test_no_room_for_the_launched_call_beside_a_trial_is_a_reason(case: Case) ->
     for _ in range(3):
         assert run([case.floats(*[1] * 100)])[19].tolist() == [2] * 100
 
-    assert run.refusal == pipeline.NO_MEMORY_TO_VERIFY
+    assert run.refusal == budget.NO_MEMORY_TO_VERIFY
     assert case.recorder.captures == 1
 
 

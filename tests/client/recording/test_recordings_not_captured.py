@@ -11,7 +11,7 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
-from pygraphd.client.recording import builder, pipeline, recordings
+from pygraphd.client.recording import budget, builder, pipeline, recordings
 from pygraphd.client.replay.relocation_table import BLOCK, Share
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from tests.support.recording_case import Case, Operations, Recording, RngCursor, add, case, is_transient
@@ -190,7 +190,7 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
     case.recorder.free = 0
     for i in range(3):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
-    assert run.refusal == pipeline.NO_MEMORY_TO_VERIFY
+    assert run.refusal == budget.NO_MEMORY_TO_VERIFY
     assert is_transient(run)
     case.recorder.free = 1 << 40
 

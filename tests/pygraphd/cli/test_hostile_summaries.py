@@ -37,6 +37,7 @@ def _example() -> dict[str, Any]:
     (sized, facts), whole = list(found["facts"].items())[:2]
     found["facts"] = {sized: {**facts, "whole": whole[0]}, whole[0]: {"partitions": 2, "partition": 1}}
     found["decisions"] = [{**found["decisions"][0], "sizes": [8]}, found["decisions"][1]]
+    found["memory"] = {"limit_bytes": 2**30, "peak_requested_bytes": 2**20, "refused_recordings": 1}
     return found
 
 
@@ -130,7 +131,7 @@ def test_facts_that_are_none_are_refused(
     file.write_text(json.dumps(_with(("facts", next(iter(EXAMPLE["facts"])), name), value)))
 
     assert pygraphd("report", str(file)) == 2
-    assert "is no summary that can be explained" in capsys.readouterr().err
+    assert "is not a summary: " in capsys.readouterr().err
 
 
 _json = st.recursive(

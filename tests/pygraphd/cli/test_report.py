@@ -15,12 +15,12 @@ import pytest
 from pygraphd.cli import report_html, summary_files
 from pygraphd.cli.report import Report, report
 from pygraphd.cli.report_text import headline, report_text
-from pygraphd.cli.summaries import read_summary
+from pygraphd.cli.summaries import HOW, read_summary
 from pygraphd.client.common.report import Report as Written
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import Decision, Deployment, Graph, Kind, Measurement
+from pygraphd.schema.messages import MAX_COUNT, Decision, Deployment, Graph, Kind, Measurement
 from pygraphd.schema.policy import only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
@@ -95,6 +95,50 @@ def test_the_first_lines_say_what_is_known_of_a_step(tmp_path: Path, locations: 
     assert "at 8" in text
     assert "forward, 2 alike" in text
     assert "Tensor.item() (train.py:3)" in text
+
+
+@pytest.mark.parametrize(
+    ("limit", "refused", "said"),
+    [
+        (0, 0, "recording asked for up to 96.0 MiB"),
+        (2**27, 0, "recording asked for up to 96.0 MiB of the 128.0 MiB in PYGRAPH_MEMORY"),
+        (
+            2**26,
+            2,
+            "recording asked for up to 96.0 MiB of the 64.0 MiB in PYGRAPH_MEMORY; 2 recordings refused for lack of memory",
+        ),
+    ],
+)
+def test_the_cost_has_the_memory_that_recording_asked_for(
+    tmp_path: Path, locations: Locations, limit: int, refused: int, said: str
+) -> None:
+    written = a_program()
+    written.memory_limit = limit
+    written.note_memory(96 * 2**20)
+    written.note_memory(1)
+    written.count(refused_for_memory=refused)
+    made = read_back(written, tmp_path, locations)
+
+    assert dict(headline(made))["cost"].endswith(f"; up to 3.0 MiB in a call; {said}")
+    assert f"; {said}<" in report_html.page(made)
+    memory = {"limit_bytes": limit, "peak_requested_bytes": 96 * 2**20, "refused_recordings": refused}
+    assert written.summary()["memory"] == made.as_json()["memory"] == memory
+
+
+def test_a_summary_without_memory_is_read(tmp_path: Path, locations: Locations) -> None:
+    """One of an older version; and one with a setting beyond all numbers is written so that it can be read."""
+    written = a_program()
+    written.memory_limit = 10**24
+    assert read_back(written, tmp_path, locations).summary.memory.limit_bytes == MAX_COUNT
+
+    old = written.summary()
+    del old["memory"]
+    file = tmp_path / "old.json"
+    file.write_text(json.dumps(old))
+    made = report(read_summary(file), locations)
+
+    assert made.summary.memory.peak_requested_bytes == 0
+    assert "recording asked" not in report_text(made)
 
 
 def test_a_graph_whose_kernels_are_not_known_is_named_beside_the_coverage(
@@ -298,7 +342,7 @@ def test_what_is_no_file_is_named_also_where_a_graph_might_be_called_so(
     for name in ("fifo", "f", "31"):
         os.mkfifo(name)
         assert pygraphd(command, name) == 2
-        said = f"pygraphd: {name}: is a pipe, not a file that a program wrote for PYGRAPH_SUMMARY\n"
+        said = f"pygraphd: {name}: is a pipe, not a summary; {HOW}\n"
         assert capsys.readouterr().err == said
     os.mkfifo(str(os.getpid()))
     assert pygraphd("report", str(os.getpid())) == 0

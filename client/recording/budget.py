@@ -1,0 +1,68 @@
+"""Holds the GPU memory of a recording against what is free and against `PYGRAPH_MEMORY`, before it is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from pygraphd.client.backend.errors import NoMemoryError
+from pygraphd.client.common.guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pygraphd.client.common.report import Report
+    from pygraphd.client.recording.capture import CudaRecorder
+
+NO_MEMORY_TO_VERIFY = "not enough free memory to verify a recording"
+OVER_LIMIT = "recording it takes more GPU memory than PYGRAPH_MEMORY allows"
+WORKSPACE_BYTES = 32 << 20
+"""Bytes of a BLAS library's workspace, which a capture allocates anew, and a call as KERNELS only once in a process."""
+
+
+class Budget:
+    """The memory that a recording may take at a time. It counts the bytes of tensors: PyTorch reserves whole segments for them."""
+
+    def __init__(self, recorder: CudaRecorder, report: Report) -> None:
+        """Ask `recorder` for the memory of its device, and note in `report` how much is asked for."""
+        self._recorder, self._report = recorder, report
+        self._launched_bytes: int | None = None
+        """The most bytes that a call as KERNELS has allocated one after the other; None: that was not measured."""
+
+    def why_not(self, size: int, held: int = 0) -> str | None:
+        """Return why `size` more bytes cannot be had; None if they can.
+
+        `held` bytes count against the limit alone: the recording has them already, or whoever allocates them finds out if they are free.
+        """
+        limit = self._recorder.memory_bytes
+        if limit and held + size > limit:
+            return OVER_LIMIT
+        return NO_MEMORY_TO_VERIFY if size > self._recorder.free_bytes() else None
+
+    def make_sure_of(self, size: int, held: int = 0) -> None:
+        """Raise `NoMemoryError` if `size` more bytes cannot be had beside `held` ones; see `why_not`."""
+        self._report.note_memory(held + size)
+        if reason := self.why_not(size, held):
+            raise NoMemoryError(reason)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure a call as KERNELS if there is a limit: only then does the first capture of its size need an estimate."""
+        if not self._recorder.memory_bytes:
+            yield
+            return
+        before: int | None = None
+        with guarded(self._report, "measuring memory"):
+            before = self._recorder.allocated_so_far()
+        yield
+        if before is not None:
+            with guarded(self._report, "measuring memory"):
+                allocated = self._recorder.allocated_so_far() - before
+                self._launched_bytes = max(allocated, self._launched_bytes or 0)
+
+    def of_first_capture(self) -> int:
+        """Return how many bytes the first capture of a call takes at most in memory of its own, as far as calls as KERNELS show that."""
+        at_a_time = self._recorder.bytes_of_a_call()
+        if self._launched_bytes is None:
+            return at_a_time
+        return min(at_a_time, self._launched_bytes + WORKSPACE_BYTES)
