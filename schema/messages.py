@@ -335,12 +335,16 @@ class SizedEntry:
 
 @dataclass(frozen=True, slots=True)
 class SizesAnswer:
-    """The sizes that were found, the most used first. It repeats environment and graph, so that a stray answer is recognised."""
+    """The sizes that were found, the most used first. It repeats environment and graph, so that a stray answer is recognised.
+
+    `complete`: a lookup would find no further ones now.
+    """
 
     environment: str
     version: str
     graph: str
     entries: tuple[SizedEntry, ...]
+    complete: bool = True
 
     def __post_init__(self) -> None:
         check_digest("environment", self.environment)

@@ -178,7 +178,7 @@ def _no_daemon(state: Status, autostart: Mapping[str, Any]) -> Iterator[Check]:
     elif not settings.faults:
         entries = "unknown" if state.entries is None else str(state.entries)
         yield Check("daemon", f"not running, {entries} entries{_who_starts_one(autostart)}")
-    if state.team_waiting:
+    if state.team_waiting or state.team_unpublished:
         has_team = isinstance(url := settings.found["team_url"], Setting) and url.value
         yield Check("team", team_waiting_text(state), _START if has_team else "")
 

@@ -147,16 +147,17 @@ def status_text(status: Status) -> str:
         facts.extend(("process", _process(each)) for each in status.processes)
         if status.processes_left_out:
             facts.append(("process", f"and {status.processes_left_out} more"))
-    elif status.team_waiting:
+    elif status.team_waiting or status.team_unpublished:
         facts.append(("team", team_waiting_text(status)))
     facts.extend(("problem", text) for text in status.problems)
     return pairs(facts)
 
 
 def team_waiting_text(status: Status) -> str:
-    """Return in one line how many records wait for a team while no daemon runs."""
+    """Return in one line what waits for a team while no daemon runs."""
     waiting = plural(status.team_waiting, "record waits", "records wait")
-    return f"{waiting} to be published; a daemon with a team does so when it runs"
+    too = ", and entries of the cache" if status.team_unpublished else ""
+    return f"{waiting} to be published{too}; a daemon with a team does so when it runs"
 
 
 def team_text(team: TeamState, now: float | None = None) -> str:
@@ -172,6 +173,8 @@ def team_text(team: TeamState, now: float | None = None) -> str:
     elif team.why_not_published:
         facts.append(f"nothing is published: {team.why_not_published}")
     facts.append(f"{plural(team.queued, 'record', 'records')} queued")
+    if team.unpublished:
+        facts.append(f"{plural(team.unpublished, 'entry', 'entries')} of the cache to be published after")
     if team.dropped:
         facts.append(f"{team.dropped} dropped")
     if team.queue_problem:

@@ -78,6 +78,8 @@ class Status:
     """The state of the exchange with a team; None: there is no team, or no daemon that could tell."""
     team_waiting: int = 0
     """The records that wait to be published to a team, as counted without a daemon."""
+    team_unpublished: bool = False
+    """Whether entries of the cache wait, too, as found without a daemon."""
 
     def as_json(self) -> dict[str, object]:
         """Return the state as `status --json` has it."""
@@ -143,14 +145,19 @@ def _without_daemon(status: Status, locations: Locations) -> Status:
     if lock.is_held(locations):
         problems.insert(0, lock.hung_text(locations))
     entries, problem = _count_entries(locations.database)
-    waiting, queue_problem = _count_for_team(locations.team_queue)
+    (waiting, has_unpublished), queue_problem = _count_for_team(locations.team_queue)
     read = shipped.load(shipped_folder(os.environ))
     for path, found in ((locations.database, problem), (locations.team_queue, queue_problem)):
         if found and not any(each.startswith(f"{path}: ") for each in problems):
             problems.append(found)
     problems += read.problems
     return dataclasses.replace(
-        status, entries=entries, shipped=len(read.known), problems=problems, team_waiting=waiting
+        status,
+        entries=entries,
+        shipped=len(read.known),
+        problems=problems,
+        team_waiting=waiting,
+        team_unpublished=has_unpublished,
     )
 
 
@@ -181,13 +188,13 @@ def _count_without_version(path: Path, connection: sqlite3.Connection) -> tuple[
     return 0, f"{path}: is empty; `pygraphd start` makes it anew"
 
 
-def _count_for_team(path: Path) -> tuple[int, str | None]:
+def _count_for_team(path: Path) -> tuple[tuple[int, bool], str | None]:
     try:
         return queue.count_waiting(path), None
     except sqlite3.Error as error:
-        return 0, f"{path}: the records that wait for a team cannot be counted: {error}"
+        return (0, False), f"{path}: the records that wait for a team cannot be counted: {error}"
     except OSError:
-        return 0, None  # why, is a problem of its folder
+        return (0, False), None  # why, is a problem of its folder
 
 
 def _processes(told: object) -> list[Process]:

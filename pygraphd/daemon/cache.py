@@ -26,7 +26,6 @@ from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.spool import Intake
 from pygraphd.daemon.statistics import Counters, Stored
 from pygraphd.daemon.store import Store, StoreError
-from pygraphd.daemon.team import older
 from pygraphd.daemon.team.tier import Team
 from pygraphd.schema import portable
 from pygraphd.schema import shipped as shipping
@@ -103,8 +102,7 @@ class Cache:
         self._has_checked = False
         self._is_closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        before_team = functools.partial(older.measured_here, locations.database)
-        self.team = Team(locations.team_queue, self._store_of_team, self._count_of_team, before_team)
+        self.team = Team(locations, self._store_of_team, self._count_of_team)
         self._writing_hits: asyncio.Task[None] | None = None
         self._ingesting: asyncio.Task[None] | None = None
 
@@ -152,12 +150,13 @@ class Cache:
                 await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S / 2)
         if self._loading is not None:
             await asyncio.wait({self._loading}, timeout=_SPOOL_S)
-        own, shipped = await self._run(self._reading, self._find_sizes, request)
-        self.counters.lookups += 1
-        # Entries are hit when a program says which ones it used; until then they are kept from eviction.
-        self._note_hits(request.environment, (each.entry.graph for each in own), 0)
-        found = tuple([*own, *shipped][: request.most])
-        return SizesAnswer(request.environment, VERSION, request.graph, found)
+        read = await self._run(self._reading, self._find_sizes, request)
+        self.counters.lookups += 1  # entries are hit when a program says which ones it used
+        found = [] if read is None else [*read[0], *read[1]]
+        unread = read is None or self._loading is not None or self._may_be_spooled() or self.team.is_used
+        complete = not unread and len(found) < request.most
+        found = found[: request.most]
+        return SizesAnswer(request.environment, VERSION, request.graph, tuple(found), complete)
 
     async def ship(self, setting: str) -> None:
         """Read the exports that a setting asks for, on a thread of its own; lookups wait for it, but not for long."""
@@ -421,9 +420,9 @@ class Cache:
         found = self._read(reader, lambda: reader.find(request))
         return found or Found(request, missing=dict.fromkeys(request.graphs, "unreadable"))
 
-    def _find_sizes(self, request: SizesRequest) -> tuple[list[SizedEntry], list[SizedEntry]]:
+    def _find_sizes(self, request: SizesRequest) -> tuple[list[SizedEntry], list[SizedEntry]] | None:
         reader, shipped = self._large_reader, self.shipped
-        return self._read(reader, lambda: reader.sizes(request, shipped)) or ([], [])
+        return self._read(reader, lambda: reader.sizes(request, shipped))
 
     def _read(self, reader: Reader, action: Callable[[], _T]) -> _T | None:
         """Return what `action` reads; None if the database cannot be read, which is noted."""
@@ -451,8 +450,9 @@ class Cache:
         return request, self._queue_and_store(request, uid)
 
     def _queue_and_store(self, request: RecordRequest, uid: int) -> int:
-        self.team.queue(request, uid)
-        return self._store.record(request, uid)
+        at = time.time()  # one for both: what the queue has no room for is looked for in the database by it
+        self.team.queue(request, uid, at)
+        return self._store.record(request, uid, at)
 
     def _store_of_team(self, entries: Sequence[Portable]) -> None:
         """Store what the team knew, as imported entries are stored; called on the team's thread."""
@@ -484,10 +484,10 @@ class Cache:
         fault = [self._read_fault] if self._read_fault else []
         return [*self._store.problems(), *fault, *self._spool.problems(), *self.shipped.problems]
 
-    def _note_hits(self, environment: str, graphs: Iterable[str], count: int = 1) -> None:
+    def _note_hits(self, environment: str, graphs: Iterable[str]) -> None:
         now = time.time()
         for graph in graphs:
-            self._note_hit(environment, graph, count, now)
+            self._note_hit(environment, graph, 1, now)
         self._write_hits_later()
 
     def _note_hit(self, environment: str, graph: str, count: int, last: float) -> None:

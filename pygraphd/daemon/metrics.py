@@ -89,6 +89,12 @@ def _team(team: TeamState, counters: Counters) -> Iterator[str]:
     )
     yield from _metric("team_queued", "gauge", "Records that wait to be published.", {"": team.queued})
     yield from _metric(
+        "team_unpublished",
+        "gauge",
+        "Entries of the cache to be published after these.",
+        {"": team.unpublished},
+    )
+    yield from _metric(
         "team_dropped_total", "counter", "Records that are never published.", {"": team.dropped}
     )
     for name, text in _TEAM.items():

@@ -82,9 +82,9 @@ class Store:
         """Return the current problems as text for `pygraphd status`."""
         return ([self._fault] if self._fault else []) + self._notes
 
-    def record(self, request: RecordRequest, uid: int) -> int:
-        """Store a request's records, all or none; return their number. Raises StoreError."""
-        now = time.time()
+    def record(self, request: RecordRequest, uid: int, at: float | None = None) -> int:
+        """Store a request's records, all or none, as measured at `at` (now, if None); return their number. Raises StoreError."""
+        now = time.time() if at is None else at
         self._write(lambda connection: queries.record(connection, request, uid, now))
         self._note_fault(None)
         return len(request.records)

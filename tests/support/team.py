@@ -96,7 +96,9 @@ class Member(Home):
 
     def wait_until_published(self) -> None:
         """Wait until nothing is left to be published, and the exchange that published the last is over."""
-        self.wait_until(lambda: (self.team["queued"], self.team["problem"]) == (0, ""))
+        self.wait_until(
+            lambda: [self.team[name] for name in ("queued", "unpublished", "problem")] == [0, 0, ""]
+        )
 
     def said(self) -> str:
         """Return all that commands and the log say."""

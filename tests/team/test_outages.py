@@ -183,6 +183,40 @@ def test_everything_is_killed_in_turn(
     assert len(home.lookup(*home.names)) == 240
 
 
+@pytest.mark.parametrize("is_team_known", [True, False])
+def test_more_than_the_queue_holds_is_published_by_daemons_that_are_killed(
+    postgres: Postgres, shared: TeamDatabase, member: Callable[[str], Member], is_team_known: bool
+) -> None:
+    """Whether there was no room in the queue, or no team."""
+
+    def wait_for_published(least: int) -> None:
+        home.wait_until(lambda: len(shared.published()) >= least)
+
+    home = member(shared.url(PUBLISHER) if is_team_known else "")
+    home.variables |= {"TEAM_MOST": "130"}
+    pid = home.start()
+    if is_team_known:
+        home.wait_until(lambda: home.team["answered_at"] is not None)
+        postgres.stop()
+    for number in range(10):
+        home.record(*(f"{number}.{each}" for each in range(100)))
+    if is_team_known:
+        home.wait_until(lambda: home.team["unpublished"] > 0)
+        assert "of the cache to be published after" in home.pygraphd("status").stdout
+        assert (home.team["queued"], home.team["dropped"]) == (130, 0)
+        postgres.start()
+    home.variables |= {"PYGRAPHD_TEAM_URL": shared.url(PUBLISHER)}
+    for number in range(1, 6):
+        os.kill(pid, signal.SIGKILL)
+        home.processes[-1].wait()
+        pid = home.start()
+        wait_for_published(100 * number)
+        assert home.lookup(f"{number}.0")
+    home.wait_until_published()
+
+    _expect_published_once(shared, *home.names)
+
+
 def test_what_waited_in_the_spool_is_published(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
     home = member(shared.url(PUBLISHER))
     home.variables["PYGRAPHD_HOUSEKEEPING"] = "0.2"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, LiteralString
 import psycopg
 import pytest
 
+from pygraphd.daemon.team.tables import VERSIONS
 from tests.support.record_requests import digest
 from tests.support.team import PUBLISHER, READER, STRANGER
 
@@ -63,7 +64,7 @@ FAULTS = {
     ),
     "is of a newer version": Fault(
         "UPDATE pygraphd.alembic_version SET version_num = '9999'",
-        "UPDATE pygraphd.alembic_version SET version_num = '0001'",
+        "UPDATE pygraphd.alembic_version SET version_num = '0002'",
         "upgrade pygraphd",
     ),
     "has lost a column": Fault(
@@ -137,7 +138,7 @@ def test_tables_that_are_missing_or_older_are_left_to_their_owner(
     assert postgres.execute(database, "SELECT count(*) FROM pg_namespace WHERE nspname = 'pygraphd'") == [
         (0,)
     ]
-    assert shared.rows("SELECT version_num FROM pygraphd.alembic_version") == [("0001",)]
+    assert shared.rows("SELECT version_num FROM pygraphd.alembic_version") == [(VERSIONS[-1],)]
 
 
 def test_a_reader_finds_and_a_stranger_goes_without(

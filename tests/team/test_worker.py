@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.daemon.statistics import Counters
+from pygraphd.daemon.store import Store
 from pygraphd.daemon.team import tables
 from pygraphd.daemon.team import worker as module
-from pygraphd.daemon.team.queue import Queue, publications
+from pygraphd.daemon.team.older import LocalCache
+from pygraphd.daemon.team.queue import MAX_QUEUED, Queue, publications
 from pygraphd.daemon.team.wanted import Wanted
 from pygraphd.daemon.team.worker import LINGER_S, LONGEST_PAUSE_S, Worker
+from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.team_url import TeamUrl
 from tests.support.record_requests import ENVIRONMENT, digest, record_request
 from tests.support.team import PUBLISHER, READER
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from pygraphd.daemon.team.queue import Publication
+    from pygraphd.daemon.team.queue import Publication, Unpublished
     from pygraphd.schema.portable import Portable
     from tests.support.postgres import Postgres
     from tests.support.team import TeamDatabase
@@ -31,24 +34,48 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.team
 
 
+class CountedCache(LocalCache):
+    """Notes what was asked for, and fails when it is told to."""
+
+    def __init__(self, database: Path) -> None:
+        super().__init__(database)
+        self.found: list[int] = []
+        """The number of publications in each page."""
+        self.counts = 0
+        self.fault: Exception | None = None
+
+    def count(self, part: Unpublished) -> int:
+        self.counts += 1
+        return super().count(part)
+
+    def page(self, part: Unpublished) -> tuple[list[Publication], str | None]:
+        if self.fault is not None:
+            raise self.fault
+        found, place = super().page(part)
+        self.found.append(len(found))
+        return found, place
+
+
 class Steps:
     """A worker that is not started, and what it is made of."""
 
-    def __init__(self, url: str, queue_file: Path) -> None:
+    def __init__(self, url: str, queue_file: Path, most: int) -> None:
         self.now = 1000.0
-        self.queue, self.wanted = Queue(queue_file), Wanted(self._clock)
+        self.store = Store(queue_file.with_suffix(".cache"))
+        self.cache = CountedCache(queue_file.with_suffix(".cache"))
+        self.queue, self.wanted = Queue(queue_file, most), Wanted(self._clock)
         self.counters = Counters()
         self.delivered: list[Portable] = []
-        self.older: list[list[Publication]] = []
-        self.asked_for_older: list[int] = []
-        """The length of the queue whenever it was asked for some of these."""
-        self.worker = Worker(
+        self.worker = self.make_worker(url)
+
+    def make_worker(self, url: str) -> Worker:
+        return Worker(
             TeamUrl(url),
             self.queue,
             self.wanted,
             self.delivered.extend,
             self._count,
-            self._older,
+            self.cache,
             self._clock,
         )
 
@@ -58,39 +85,44 @@ class Steps:
     def _count(self, counted: Counters) -> None:
         self.counters += counted
 
-    def _older(self, _until: float) -> Iterator[list[Publication]]:
-        for some in self.older:
-            self.asked_for_older.append(len(self.queue))
-            yield some
-
     def put(self, *names: str) -> None:
         self.queue.put(publications(record_request(names), 7, 1.0))
 
+    def record(self, *names: str, at: float) -> None:
+        """Record as a daemon with a team does."""
+        request = record_request(names, policy=POLICY_VERSION)
+        self.queue.put(publications(request, 7, at))
+        self.store.record(request, 7, at)
+
+    def record_without_team(self, *names: str, at: float) -> None:
+        self.store.record(record_request(names, policy=POLICY_VERSION), 7, at)
+
     def until_idle(self) -> float | None:
         """Take steps until nothing is due at once; return the pause that the worker asks for."""
-        for _ in range(20):
+        for _ in range(100):
             if (pause_s := self.worker.step()) != 0.0:
                 return pause_s
         raise AssertionError("there is always more to do")
 
 
 @pytest.fixture
-def steps(shared: TeamDatabase, tmp_path: Path) -> Iterator[Callable[[str], Steps]]:
-    """Return a maker of workers that exchange as a role."""
+def steps(shared: TeamDatabase, tmp_path: Path) -> Iterator[Callable[..., Steps]]:
+    """Return a maker of workers that exchange as a role, whose queues hold `most` records."""
     made: list[Steps] = []
 
-    def make(role: str) -> Steps:
-        made.append(Steps(shared.url(role), tmp_path / f"{len(made)}.db"))
+    def make(role: str, most: int = MAX_QUEUED) -> Steps:
+        made.append(Steps(shared.url(role), tmp_path / f"{len(made)}.db", most))
         return made[-1]
 
     yield make
     for each in made:
         each.worker.close()
         each.queue.close()
+        each.store.close()
 
 
 def test_all_is_published_and_the_connection_closed_after_a_while(
-    postgres: Postgres, shared: TeamDatabase, steps: Callable[[str], Steps]
+    postgres: Postgres, shared: TeamDatabase, steps: Callable[..., Steps]
 ) -> None:
     one = steps(PUBLISHER)
     one.put(*map(str, range(150)))
@@ -106,33 +138,98 @@ def test_all_is_published_and_the_connection_closed_after_a_while(
 
 
 def test_what_was_there_before_is_published_once_and_crowds_nothing_out(
-    shared: TeamDatabase, steps: Callable[[str], Steps]
+    shared: TeamDatabase, steps: Callable[..., Steps]
 ) -> None:
-    one = steps(PUBLISHER)
-    one.older = [publications(record_request([f"{n}"]), 7, 1.0) for n in range(150)]
+    one = steps(PUBLISHER, 128)
+    one.record_without_team(*map(str, range(300)), at=1.0)
     one.put(*(f"new {n}" for n in range(100)))
-    while one.worker.step() == 0.0:
-        pass
-    assert (len(one.queue), one.queue.dropped, len(shared.published())) == (0, 0, 250)
-    assert max(one.asked_for_older) < 64
+    one.worker.step()
+    assert (one.cache.found, one.worker.state().unpublished) == ([], 300)
+    one.until_idle()
+    assert (len(one.queue), one.worker.state().unpublished, len(shared.published())) == (0, 0, 400)
+    assert (max(one.cache.found), sum(one.cache.found), one.cache.counts) == (64, 300, 1)
 
-    one.asked_for_older.clear()
-    again = Worker(one.worker.url, one.queue, one.wanted, one.delivered.extend, one._count, one._older)
+    one.cache.found.clear()
+    again = one.make_worker(shared.url(PUBLISHER))
     while again.step() == 0.0:
         pass
     again.close()
-    assert one.asked_for_older == []
+    assert one.cache.found == []
 
 
-def test_a_reader_does_not_fill_its_queue_with_what_was_there_before(steps: Callable[[str], Steps]) -> None:
+def test_a_reader_does_not_fill_its_queue_with_what_was_there_before(steps: Callable[..., Steps]) -> None:
     one = steps(READER)
-    one.older = [publications(record_request(["a"]), 7, 1.0)]
+    one.record_without_team("a", at=1.0)
     one.until_idle()
-    assert (len(one.queue), one.asked_for_older) == (0, [])
-    assert one.queue.older_until(5.0) not in (None, 5.0)
+    assert (len(one.queue), one.cache.found, one.worker.state().unpublished) == (0, [], 1)
+    assert one.queue.unpublished is not None
 
 
-def test_only_what_the_team_knows_is_delivered(steps: Callable[[str], Steps]) -> None:
+def test_what_the_queue_had_no_room_for_is_published_of_the_cache(
+    postgres: Postgres, shared: TeamDatabase, steps: Callable[..., Steps]
+) -> None:
+    """Not what was measured before, which was published, nor what was measured without a team afterwards."""
+    one = steps(PUBLISHER, 128)
+    one.until_idle()
+    now = time.time()
+    one.record("before", at=now)
+    one.until_idle()
+    postgres.stop()
+    for number in range(4):
+        one.record(*(f"{number}.{each}" for each in range(100)), at=now + 1 + number)
+    one.record_without_team("without", at=now + 9)
+    one.worker.step()
+    assert (len(one.queue), one.queue.dropped, one.worker.state().unpublished) == (128, 0, 300)
+
+    postgres.start()
+    one.now += LONGEST_PAUSE_S
+    one.until_idle()
+
+    names = ["before", *(f"{number}.{each}" for number in range(4) for each in range(100))]
+    assert shared.published() == [(graph, PUBLISHER) for graph in sorted(map(digest, names))]
+    assert (one.counters.team_published, sum(one.cache.found)) == (401, 300)
+    assert (one.queue.unpublished, one.worker.state().unpublished) == (None, 0)
+
+
+def test_the_next_daemon_goes_on_where_one_was_killed(
+    shared: TeamDatabase, steps: Callable[..., Steps], tmp_path: Path
+) -> None:
+    one = steps(PUBLISHER)
+    one.record_without_team(*map(str, range(300)), at=1.0)
+    for _ in range(3):
+        one.worker.step()
+    assert one.cache.found == [64, 64, 64]
+    one.worker.close()
+    one.queue.close()
+
+    one.queue = Queue(tmp_path / "0.db")
+    one.worker = one.make_worker(shared.url(PUBLISHER))
+    one.until_idle()
+    assert (sum(one.cache.found), one.counters.team_published, len(shared.published())) == (300, 300, 300)
+
+
+def test_a_cache_that_cannot_be_read_holds_up_no_record(
+    shared: TeamDatabase, steps: Callable[..., Steps], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = steps(PUBLISHER)
+    one.record_without_team("older", at=1.0)
+    one.cache.fault = OverflowError("nobody foresaw it")
+    one.put("a")
+    pause_s = one.until_idle()
+    one.now += LONGEST_PAUSE_S
+    one.put("b")
+    one.until_idle()
+    assert pause_s is not None
+    assert (len(shared.published()), one.worker.state().unpublished) == (2, 1)
+    assert caplog.text.count("nobody foresaw it") == 1
+
+    one.cache.fault = None
+    one.now += LONGEST_PAUSE_S
+    one.until_idle()
+    assert (len(shared.published()), one.worker.state().unpublished) == (3, 0)
+
+
+def test_only_what_the_team_knows_is_delivered(steps: Callable[..., Steps]) -> None:
     one, other = steps(PUBLISHER), steps(READER)
     one.put("a")
     one.until_idle()
@@ -144,7 +241,7 @@ def test_only_what_the_team_knows_is_delivered(steps: Callable[[str], Steps]) ->
 
 
 def test_a_connection_that_went_away_unused_is_no_failure(
-    postgres: Postgres, shared: TeamDatabase, steps: Callable[[str], Steps]
+    postgres: Postgres, shared: TeamDatabase, steps: Callable[..., Steps]
 ) -> None:
     one = steps(PUBLISHER)
     one.put("a")
@@ -158,7 +255,7 @@ def test_a_connection_that_went_away_unused_is_no_failure(
 
 
 def test_pauses_grow_while_the_server_is_away_and_nothing_is_asked_meanwhile(
-    postgres: Postgres, steps: Callable[[str], Steps]
+    postgres: Postgres, steps: Callable[..., Steps]
 ) -> None:
     one = steps(PUBLISHER)
     postgres.stop()
@@ -180,7 +277,7 @@ def test_pauses_grow_while_the_server_is_away_and_nothing_is_asked_meanwhile(
 
 
 def test_tables_of_an_older_version_are_left_alone(
-    shared: TeamDatabase, steps: Callable[[str], Steps], monkeypatch: pytest.MonkeyPatch
+    shared: TeamDatabase, steps: Callable[..., Steps], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "VERSIONS", (*tables.VERSIONS, "9999"))
     one = steps(PUBLISHER)
@@ -192,7 +289,7 @@ def test_tables_of_an_older_version_are_left_alone(
 
 
 def test_a_record_that_the_server_refuses_keeps_no_other_back(
-    shared: TeamDatabase, steps: Callable[[str], Steps]
+    shared: TeamDatabase, steps: Callable[..., Steps]
 ) -> None:
     one = steps(PUBLISHER)
     shared.server.psql(
@@ -206,7 +303,7 @@ def test_a_record_that_the_server_refuses_keeps_no_other_back(
 
 
 def test_a_queue_that_cannot_be_shortened_is_not_published_again_and_again(
-    shared: TeamDatabase, steps: Callable[[str], Steps], tmp_path: Path
+    shared: TeamDatabase, steps: Callable[..., Steps], tmp_path: Path
 ) -> None:
     one = steps(PUBLISHER)
     one.put("a")

@@ -2,6 +2,8 @@
 
 A record is queued before it is stored, and deleted once the team has it. So a daemon that is killed publishes it twice rather than
 never, and the second time changes nothing: a record's id is the digest of what was measured.
+
+Records for which there is no room stay in the cache. The file says which part of the cache that is, so that they are published from there later.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAX_QUEUED = 20_000
-"""Records kept while the team cannot be reached: some 40 MB. Beyond, the oldest are dropped."""
-_VERSION = 1
+"""Records kept while the team cannot be reached: some 40 MB. Beyond, the oldest are left to the cache."""
+_VERSION = 2
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -38,6 +40,15 @@ class Publication:
     id: str
     uid: int
     entry: Portable
+
+
+@dataclass(frozen=True, slots=True)
+class Unpublished:
+    """The part of the cache that is to be published: what was measured from `since` to `until`, in the entries whose ids are behind `place`."""
+
+    since: float
+    until: float
+    place: str = ""
 
 
 def publications(request: RecordRequest, uid: int, now: float) -> list[Publication]:
@@ -58,6 +69,7 @@ def _id(entry: Portable, uid: int) -> str:
     # Without the job, and without the time: a record that comes once more by the spool is the same one.
     origin = Origin(entry.origin.host, entry.origin.version)
     parts = {"origin": dataclasses.asdict(origin), "record": dataclasses.asdict(entry.record)}
+    del parts["record"]["graph"]["whole"]  # the digest is made of it, and older clients do not say it
     fields = [(name, json.dumps(part, sort_keys=True)) for name, part in parts.items()]
     return keys.digest("publication", [("environment", entry.key[0]), ("uid", str(uid)), *fields])
 
@@ -73,7 +85,8 @@ class Queue:
         self._is_closed = False
         self._count = 0
         self.dropped = 0
-        """Records that were dropped since the queue was opened: there were too many, or they could not be written or read."""
+        """Records that were dropped since the queue was opened: they could not be written or read, or the team refused them."""
+        self.unpublished: Unpublished | None = None
         self.problem: str | None = None
         self.note: str | None = None
         """What became of the file before, as long as the daemon lives."""
@@ -94,17 +107,16 @@ class Queue:
         """Add records; those that wait already stay as they are. What cannot be written is dropped and counted."""
         if not found:
             return
-        rows = [(each.id, each.uid, _encoded(each.entry)) for each in found]
-        if self._run(lambda connection: self._put(connection, rows)) is None:
-            self.dropped += len(rows)
+        if self._run(lambda connection: self._put(connection, found)) is None:
+            self.dropped += len(found)
 
-    def older_until(self, now: float) -> float | None:
-        """Return when a team was first set (seconds since the epoch): `now`, if none was. None once all from before has been queued, or after a fault."""
-        return self._run(lambda connection: self._older_until(connection, now))
+    def note_team(self, now: float) -> None:
+        """Note that there is a team; if it is the first one, all that was measured until `now` is to be published."""
+        self._run(lambda connection: self._note_team(connection, now))
 
-    def note_older(self) -> None:
-        """Note, for good, that all from before there was a team has been queued."""
-        self._run(lambda connection: connection.execute("UPDATE before_team SET is_queued = 1"))
+    def put_older(self, found: Sequence[Publication], part: Unpublished, place: str | None) -> None:
+        """Add what was found in a part of the cache, and note in the same transaction how far that is; None: all of it."""
+        self._run(lambda connection: self._put_older(connection, found, part, place))
 
     def first(self, most: int) -> list[Publication]:
         """Return the records that have waited longest; they stay until they are removed."""
@@ -119,21 +131,45 @@ class Queue:
         self.dropped += len(ids)
         self.remove(ids)
 
-    @staticmethod
-    def _older_until(connection: sqlite3.Connection, now: float) -> float | None:
-        known = connection.execute("SELECT ended_at, is_queued FROM before_team").fetchone()
-        if known is None:
-            connection.execute("INSERT INTO before_team VALUES (?, 0)", (now,))
-            return now
-        ended_at, is_queued = known
-        return None if is_queued else float(ended_at)
+    def _note_team(self, connection: sqlite3.Connection, now: float) -> None:
+        is_first = "WHERE NOT EXISTS (SELECT 1 FROM before_team)"
+        connection.execute(f"INSERT INTO before_team SELECT ?, 0 {is_first}", (now,))
+        begun = connection.execute("SELECT ended_at FROM before_team WHERE NOT is_queued").fetchone()
+        if begun is not None:
+            self._leave_to_cache(connection, Unpublished(0.0, begun[0]))
+            connection.execute("UPDATE before_team SET is_queued = 1")
 
-    def _put(self, connection: sqlite3.Connection, rows: Sequence[tuple[str, int, str]]) -> bool:
+    def _put_older(
+        self,
+        connection: sqlite3.Connection,
+        found: Sequence[Publication],
+        part: Unpublished,
+        place: str | None,
+    ) -> None:
+        self._put(connection, found)
+        if self.unpublished == part:  # else more was left to the cache meanwhile, and all is read once more
+            self._set_unpublished(
+                connection, None if place is None else dataclasses.replace(part, place=place)
+            )
+
+    def _leave_to_cache(self, connection: sqlite3.Connection, more: Unpublished) -> None:
+        if (known := self.unpublished) is not None:
+            more = Unpublished(min(known.since, more.since), max(known.until, more.until))
+        self._set_unpublished(connection, more)
+
+    def _set_unpublished(self, connection: sqlite3.Connection, part: Unpublished | None) -> None:
+        connection.execute("DELETE FROM unpublished")
+        if part is not None:
+            connection.execute("INSERT INTO unpublished VALUES (?, ?, ?)", dataclasses.astuple(part))
+        self.unpublished = part
+
+    def _put(self, connection: sqlite3.Connection, found: Sequence[Publication]) -> bool:
         before = connection.total_changes
+        rows = [(each.id, each.uid, _encoded(each.entry)) for each in found]
         connection.executemany("INSERT OR IGNORE INTO waiting (id, uid, entry) VALUES (?, ?, ?)", rows)
         self._count += connection.total_changes - before
         if (surplus := self._count - self._most) > 0:
-            self._delete_oldest(connection, surplus)
+            self._leave_oldest_to_cache(connection, surplus)
         return True
 
     def _first(self, connection: sqlite3.Connection, most: int) -> list[Publication]:
@@ -150,13 +186,15 @@ class Queue:
         connection.executemany("DELETE FROM waiting WHERE id = ?", [(id_,) for id_ in ids])
         self._count -= connection.total_changes - before
 
-    def _delete_oldest(self, connection: sqlite3.Connection, count: int) -> None:
-        if not self.dropped:
-            _log.warning("%s: over %d records wait; the oldest are dropped", self._path, self._most)
-        oldest = "DELETE FROM waiting WHERE place IN (SELECT place FROM waiting ORDER BY place LIMIT ?)"
-        deleted = connection.execute(oldest, (count,)).rowcount
-        self._count -= deleted
-        self.dropped += deleted
+    def _leave_oldest_to_cache(self, connection: sqlite3.Connection, count: int) -> None:
+        if self.unpublished is None:
+            why = "the oldest are published from the cache later"
+            _log.warning("%s: over %d records wait; %s", self._path, self._most, why)
+        oldest = self._first(connection, count)
+        self._delete(connection, [each.id for each in oldest])
+        times = [each.entry.measured_at or 0.0 for each in oldest]
+        if times:
+            self._leave_to_cache(connection, Unpublished(min(times), max(times)))
 
     def _run(self, action: Callable[[sqlite3.Connection], _T]) -> _T | None:
         """Run an action in one transaction; return None after a fault, which is kept."""
@@ -194,6 +232,8 @@ class Queue:
                 connection.execute(f"PRAGMA {pragma}")
             connection.executescript(_TABLE)
             (self._count,) = connection.execute("SELECT count(*) FROM waiting").fetchone()
+            part = connection.execute("SELECT since, until, place FROM unpublished").fetchone()
+            self.unpublished = None if part is None else Unpublished(*part)
         except BaseException:
             connection.close()
             raise
@@ -215,15 +255,22 @@ class Queue:
             self._connection = None
 
 
-def count_waiting(path: Path) -> int:
-    """Return the number of records that wait in the file of a daemon that does not run, and change nothing; raises OSError, sqlite3.Error."""
+def count_waiting(path: Path) -> tuple[int, bool]:
+    """Return the number of records that wait in the file of a daemon that does not run, and whether entries of the cache do, too.
+
+    Changes nothing; raises OSError, sqlite3.Error.
+    """
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return 0
+        return 0, False
     with contextlib.closing(offline.connect(path)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        return int(connection.execute("SELECT count(*) FROM waiting").fetchone()[0]) if version else 0
+        counts = [
+            int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) if version >= since else 0
+            for table, since in (("waiting", 1), ("unpublished", 2))
+        ]
+    return counts[0], counts[1] > 0
 
 
 _TABLE = f"""
@@ -231,6 +278,7 @@ CREATE TABLE IF NOT EXISTS waiting (
     place INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, uid INTEGER NOT NULL, entry TEXT NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS before_team (ended_at REAL NOT NULL, is_queued INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS unpublished (since REAL NOT NULL, until REAL NOT NULL, place TEXT NOT NULL) STRICT;
 PRAGMA user_version={_VERSION};
 """
 

@@ -15,7 +15,8 @@ class TeamState:
 
     `answered_at`: when it last answered; None: never since the daemon started. `failing_since` and `problem`: since when it cannot be used, and
     why; None and empty if it can. `retry_s`: seconds until it is tried again. `why_not_published`: why nothing is published although it can be
-    read; empty if it is. `queued` records wait to be published, `wanted` graphs to be asked for; `dropped` records will never be published.
+    read; empty if it is. `queued` records wait to be published, then `unpublished` entries of the cache, as last counted; `wanted` graphs wait
+    to be asked for; `dropped` records will never be published.
     """
 
     url: str
@@ -25,6 +26,7 @@ class TeamState:
     retry_s: float = 0.0
     why_not_published: str = ""
     queued: int = 0
+    unpublished: int = 0
     wanted: int = 0
     dropped: int = 0
     queue_problem: str = ""
@@ -37,7 +39,7 @@ class TeamState:
             ("queue_problem", 5000),
         ):
             check_text(name, getattr(self, name), maximum=longest)
-        for name in ("queued", "wanted", "dropped"):
+        for name in ("queued", "unpublished", "wanted", "dropped"):
             check_int(name, getattr(self, name), maximum=MAX_COUNT)
         for moment in (self.answered_at, self.failing_since):
             if moment is not None:

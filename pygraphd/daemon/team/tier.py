@@ -6,20 +6,19 @@ Without a URL it does nothing.
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
+from pygraphd.daemon.team.older import LocalCache
 from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.daemon.team.wanted import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
     from pygraphd.daemon.statistics import Counters
-    from pygraphd.daemon.team.queue import Publication
     from pygraphd.daemon.team.state import TeamState
     from pygraphd.daemon.team.worker import Worker
+    from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import RecordRequest
     from pygraphd.schema.portable import Portable
     from pygraphd.team_url import TeamUrl
@@ -33,13 +32,12 @@ class Team:
 
     def __init__(
         self,
-        queue_file: Path,
+        locations: Locations,
         deliver: Callable[[Sequence[Portable]], None],
         count: Callable[[Counters], None],
-        older: Callable[[float], Iterator[Sequence[Publication]]],
     ) -> None:
-        self._queue_file = queue_file
-        self._older = older
+        self._queue_file = locations.team_queue
+        self._cache = LocalCache(locations.database)
         self._deliver = deliver
         self._count = count
         self._wanted = Wanted()
@@ -59,7 +57,7 @@ class Team:
 
                 if self._queue is None:
                     self._queue = Queue(self._queue_file)
-                self._worker = Worker(url, self._queue, self._wanted, self._deliver, self._count, self._older)
+                self._worker = Worker(url, self._queue, self._wanted, self._deliver, self._count, self._cache)
                 self._worker.start()
 
     def close(self) -> None:
@@ -91,11 +89,11 @@ class Team:
             and self._wanted.is_awaited(environment, graph, AWAITED_S)
         )
 
-    def queue(self, request: RecordRequest, uid: int) -> None:
-        """Queue the publications of a request, before it is stored. Raises nothing."""
+    def queue(self, request: RecordRequest, uid: int, at: float) -> None:
+        """Queue the publications of a request, before it is stored as measured at `at`. Raises nothing."""
         worker, queue = self._worker, self._queue
         if worker is not None and queue is not None:
-            queue.put(publications(request, uid, time.time()))
+            queue.put(publications(request, uid, at))
             worker.wake()
 
     def state(self) -> TeamState | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sqlite3
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -23,8 +22,9 @@ from pygraphd.daemon.team.state import TeamState
 from pygraphd.daemon.team.tables import SCHEMA, VERSION_TABLE, VERSIONS, metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
+    from pygraphd.daemon.team.older import LocalCache
     from pygraphd.daemon.team.queue import Publication, Queue
     from pygraphd.daemon.team.wanted import Batch, Wanted
     from pygraphd.schema.portable import Portable
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 300.0
 """The pauses between tries while the database cannot be used."""
 _RIGHTS_PAUSE_S = 5.0, 600.0
-"""The pauses between tries to publish while the role may only read."""
+"""The pauses between tries to publish while the role may only read, and to read the cache after a fault."""
 LINGER_S = 5.0
 """How long a connection is kept that nobody needs: thousands of daemons share one server, which has hundreds."""
+COUNT_S = 60.0
+"""How long a count of what is to be published of the cache stays, while more is left to it: a count passes over all entries."""
 _CLOSE_S = 1.0
 _READS_ONLY = "the role may only read"
 
@@ -45,8 +47,8 @@ _log = logging.getLogger(__name__)
 class Worker:
     """One thread for one database, between `start` and `close`.
 
-    `deliver` stores the team's records, and `count` adds to the daemon's statistics. `older` yields the
-    publications from before a team was first set. All are called on the thread.
+    `deliver` stores the team's records, and `count` adds to the daemon's statistics; both are called on the thread.
+    What of `cache` was not published is, whenever the queue is nearly empty.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class Worker:
         wanted: Wanted,
         deliver: Callable[[Sequence[Portable]], None],
         count: Callable[[Counters], None],
-        older: Callable[[float], Iterator[Sequence[Publication]]],
+        cache: LocalCache,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
@@ -65,11 +67,15 @@ class Worker:
         self._deliver = deliver
         self._count = count
         self._clock = clock
-        until = queue.older_until(time.time())
-        self._older = None if until is None else older(until)
+        self._cache = cache
+        queue.note_team(time.time())
+        self._left = 0
+        self._count_due = 0.0
+        self._counted: tuple[float, float] | None = None
+        """The times of the part of the cache in which `left` entries are to be published."""
         self._database: Database | None = None
         self._pauses = Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, clock)
-        self._publishing_pauses = Backoff(*_RIGHTS_PAUSE_S, clock)
+        self._publishing_pauses, self._cache_pauses = (Backoff(*_RIGHTS_PAUSE_S, clock) for _ in range(2))
         self._why_not_published = ""
         self._problem = ""
         self._failing_since: float | None = None
@@ -117,6 +123,7 @@ class Worker:
             retry_s=self._pauses.wait_s,
             why_not_published=self._why_not_published,
             queued=len(self._queue),
+            unpublished=self._left,
             wanted=len(self._wanted),
             dropped=self._queue.dropped,
             queue_problem=_printable(self._queue.problem or self._queue.note or ""),
@@ -164,6 +171,7 @@ class Worker:
         if self._database is None:
             self._database = Database(self.url)
         database = self._database
+        self._count_older()
         has_work = bool(len(self._wanted) or self._may_publish() or self._may_queue_older())
         if not has_work and self._answered_at is not None and not self._problem:
             return True
@@ -185,19 +193,45 @@ class Worker:
 
     def _may_queue_older(self) -> bool:
         # A few at a time: what is recorded now must find room in the queue, and where nothing may be published, none would leave it.
-        is_due = self._older is not None and len(self._queue) < publishing.BATCH_RECORDS
-        return is_due and not self._why_not_published and not self._publishing_pauses.wait_s
+        is_due = self._queue.unpublished is not None and len(self._queue) < publishing.BATCH_RECORDS
+        may_publish = not self._why_not_published and not self._publishing_pauses.wait_s
+        return is_due and may_publish and not self._cache_pauses.wait_s
+
+    def _count_older(self) -> None:
+        """Count what is to be published of the cache, if that is another part than before."""
+        if (part := self._queue.unpublished) is None:
+            self._left, self._counted = 0, None
+            return
+        times = part.since, part.until
+        is_recent = self._counted is not None and self._clock() < self._count_due
+        if times == self._counted or self._cache_pauses.wait_s or (is_recent and not self._may_queue_older()):
+            return
+        try:
+            self._left = self._cache.count(part)
+        except Exception as error:  # noqa: BLE001 - the cache may hold what nobody foresaw, which must keep nothing else back
+            self._note_cache_fault(error)
+        else:
+            self._counted, self._count_due = times, self._clock() + COUNT_S
 
     def _queue_older(self) -> None:
-        assert self._older is not None
+        if (part := self._queue.unpublished) is None:
+            return
         try:
-            if (some := next(self._older, None)) is not None:
-                self._queue.put(some)
-                return
-            self._queue.note_older()
-        except (sa.exc.DBAPIError, sqlite3.Error) as error:
-            _log.warning("team: entries from before are published after the next start: %s", error)
-        self._older = None
+            found, place = self._cache.page(part)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._note_cache_fault(error)
+            return
+        self._queue.put_older(found, part, place)
+        if self._queue.problem:  # or one page would be read again and again
+            self._cache_pauses.failed()
+            return
+        self._cache_pauses.succeeded()
+        self._left = 0 if place is None else max(self._left - len(found), 0)
+
+    def _note_cache_fault(self, error: Exception) -> None:
+        if not self._cache_pauses.has_failed:
+            _log.warning("team: what was not published of the cache cannot be read now: %s", error)
+        self._cache_pauses.failed()
 
     def _check(self, database: Database) -> None:
         """Connect, and see whether the tables are of this version and what the role may do with them."""
@@ -271,12 +305,18 @@ class Worker:
     def _linger(self) -> float | None:
         """Close a connection that was not used for some time; return when to look again."""
         if self._database is None or not self._database.is_open:
-            return self._publishing_pauses.wait_s or None
+            return self._later_s
         left_s = self._used + LINGER_S - self._clock()
         if left_s > 0:
             return left_s
         self._database.close()
-        return self._publishing_pauses.wait_s or None
+        return self._later_s
+
+    @property
+    def _later_s(self) -> float | None:
+        """Seconds until what has failed here is tried again, None: nothing has."""
+        waits = (each.wait_s for each in (self._publishing_pauses, self._cache_pauses) if each.wait_s)
+        return min(waits, default=None)
 
     def _note_success(self) -> None:
         if self._problem:

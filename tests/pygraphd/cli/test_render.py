@@ -243,6 +243,10 @@ def test_a_running_status_says_since_when() -> None:
             {"answered_at": 999.0, "why_not_published": "the role may only read", "queued": 9, "dropped": 2},
             "asked 1s ago; nothing is published: the role may only read; 9 records queued; 2 dropped",
         ),
+        (
+            {"answered_at": 999.0, "queued": 2, "unpublished": 3000},
+            "asked 1s ago; 2 records queued; 3000 entries of the cache to be published after",
+        ),
         ({"answered_at": 999.0, "queue_problem": "disk full"}, "asked 1s ago; 0 records queued; disk full"),
     ],
 )

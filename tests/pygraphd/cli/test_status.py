@@ -49,19 +49,23 @@ def test_without_a_daemon_the_files_speak(tmp_path: Path, make_request: Callable
     assert "1 unreadable files" in status.problems[0]
 
 
+@pytest.mark.parametrize(("is_first", "too"), [(False, ""), (True, ", and entries of the cache")])
 def test_records_that_wait_for_a_team_are_counted(
-    tmp_path: Path, make_request: Callable[..., RecordRequest]
+    tmp_path: Path, make_request: Callable[..., RecordRequest], is_first: bool, too: str
 ) -> None:
     locations = _locations(tmp_path)
     queue = Queue(locations.team_queue)
     queue.put(publications(make_request("a", "b"), uid=0, now=1000.0))
+    if is_first:
+        queue.note_team(2000.0)
     queue.close()
     content = locations.team_queue.read_bytes()
 
     status = collect(locations)
 
     assert (status.team_waiting, status.problems) == (2, [])
-    assert "team      2 records wait to be published; a daemon with a team does so" in status_text(status)
+    said = f"team      2 records wait to be published{too}; a daemon with a team does so"
+    assert said in status_text(status)
     assert locations.team_queue.read_bytes() == content
 
 

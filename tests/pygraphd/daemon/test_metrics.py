@@ -11,10 +11,11 @@ SAMPLE = re.compile(r'pygraphd_[a-z_]+(\{[a-z]+="[^"]*"\})? [0-9.e+-]+')
 
 def test_each_metric_has_help_and_type_before_its_samples() -> None:
     counters = Counters(lookups=3, unknown=2, provisional=1, measuring_saved_s=1.5)
-    team = TeamState("postgresql+psycopg://me:***@h/team", answered_at=1.8e9, queued=7)
+    team = TeamState("postgresql+psycopg://me:***@h/team", answered_at=1.8e9, queued=7, unpublished=9)
     text = metrics_text(State("0.1.0", 1.8e9, 5, 4096, 0, counters, team))
     assert "pygraphd_team_reached 1\n" in text
     assert "pygraphd_team_queued 7\n" in text
+    assert "pygraphd_team_unpublished 9\n" in text
     assert text.endswith("\n")
     described: list[str] = []
     for line in text.splitlines():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pygraphd.daemon.team.queue import Queue, publications
+from pygraphd.daemon.team.queue import Queue, Unpublished, publications
 from pygraphd.schema.messages import Deployment, Origin
 
 if TYPE_CHECKING:
@@ -54,13 +54,56 @@ def test_records_survive_the_process_and_come_in_their_order(
     again.close()
 
 
-def test_beyond_the_bound_the_oldest_are_dropped_and_counted(
-    queue: Queue, make: Callable[..., list[Publication]]
+def test_beyond_the_bound_the_oldest_are_left_to_the_cache(
+    queue: Queue, path: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
-    queue.put(make("a", "b"))
-    queue.put(make("c", "d", "e"))
-    assert _ids(queue.first(9)) == _ids(make("c", "d", "e"))
-    assert (len(queue), queue.dropped) == (3, 2)
+    for time_s, name in enumerate("abcde"):
+        queue.put(publications(make_request(name), 7, float(time_s)))
+    left = [each.entry.measured_at for each in queue.first(9)]
+    assert (left, len(queue), queue.dropped) == ([2.0, 3.0, 4.0], 3, 0)
+    assert queue.unpublished == Unpublished(0.0, 1.0)
+    queue.close()
+    again = Queue(path)
+    assert again.unpublished == Unpublished(0.0, 1.0)
+    again.close()
+
+
+def test_what_is_queued_of_the_cache_is_not_looked_for_again_but_after_more_was_left_to_it(
+    queue: Queue, path: Path, make: Callable[..., list[Publication]]
+) -> None:
+    queue.note_team(9.0)
+    whole = Unpublished(0.0, 9.0)
+    assert queue.unpublished == whole
+    queue.put_older(make("a"), whole, "place")
+    queue.close()
+    again = Queue(path, most=3)
+    again.note_team(99.0)
+    rest = Unpublished(0.0, 9.0, "place")
+    assert (again.unpublished, _ids(again.first(9))) == (rest, _ids(make("a")))
+
+    again.put(make("b", "c", "d"))
+    again.put_older([], rest, None)
+    assert again.unpublished == whole, "a was left to it, wherever that is"
+
+    again.put_older([], whole, None)
+    again.close()
+    last = Queue(path)
+    last.note_team(99.0)
+    assert last.unpublished is None
+    last.close()
+
+
+def test_a_file_of_before_says_what_was_left_to_do(path: Path) -> None:
+    for is_queued, expected in ((0, Unpublished(0.0, 5.0)), (1, None)):
+        path.unlink(missing_ok=True)
+        Queue(path).close()
+        with sqlite3.connect(path) as other:
+            other.executescript(f"DROP TABLE unpublished; INSERT INTO before_team VALUES (5.0, {is_queued})")
+        other.close()
+        queue = Queue(path)
+        queue.note_team(99.0)
+        assert queue.unpublished == expected
+        queue.close()
 
 
 def test_the_same_measurement_has_the_same_id_whenever_it_comes_and_another_has_another(
