@@ -6,6 +6,7 @@ Revision 0003. Databases are not downgraded.
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
@@ -29,7 +30,15 @@ def upgrade() -> None:
     """Add the column and its index, and fill it for the rows that are there."""
     op.add_column("graph", sa.Column("whole", sa.Text(), nullable=True))
     op.create_index("graph_by_whole", "graph", ["whole"], sqlite_where=sa.text("whole IS NOT NULL"))
-    _fill(op.get_bind())
+    connection = op.get_bind()
+    driver: Any = connection.connection.dbapi_connection
+    before = driver.text_factory
+    # One row whose text is not UTF-8 must not keep a database from being migrated.
+    driver.text_factory = lambda text: text.decode(errors="replace")
+    try:
+        _fill(connection)
+    finally:
+        driver.text_factory = before
 
 
 def _fill(connection: sa.Connection) -> None:
@@ -41,6 +50,7 @@ def _fill(connection: sa.Connection) -> None:
         for whole in wholes[tuple(facts)]:
             if _is_size_of(digest, whole, sizes):
                 connection.exec_driver_sql("UPDATE graph SET whole = ? WHERE digest = ?", (whole, digest))
+                break
 
 
 def _is_size_of(digest: str, whole: str, sizes: str) -> bool:

@@ -54,19 +54,22 @@ class Workspaces:
             time.sleep(left)
 
 
-def _devices_in_use() -> list[int]:
-    """Return the devices on which PyTorch's allocator has memory: a workspace lies on no other."""
-    return [each for each in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(each)]
+def _freed_bytes() -> dict[int, int]:
+    """Return how many bytes PyTorch's allocator has freed so far, by device: they grow where a workspace is freed.
 
-
-def _freed_bytes() -> tuple[int, ...]:
-    """Return the bytes that PyTorch's allocator has freed so far on each device in use: they grow where a workspace is freed."""
-    return tuple(torch.cuda.memory_stats(each)["allocated_bytes.all.freed"] for each in _devices_in_use())
+    Devices on which it has no memory are left out, since no workspace lies there.
+    """
+    every = {each: torch.cuda.memory_stats_as_nested_dict(each) for each in range(torch.cuda.device_count())}
+    return {
+        device: found["allocated_bytes"]["all"]["freed"]
+        for device, found in every.items()
+        if found and found["reserved_bytes"]["all"]["current"]  # empty: CUDA is not initialized
+    }
 
 
 def _are_others() -> bool:
     # With several devices in use, autograd has a thread for each that Python does not list.
-    if len(_devices_in_use()) > 1:
+    if len(_freed_bytes()) > 1:
         return True
     # One may be this thread, or in a backward, whose thread Python does not list, the one that waits for it.
     harmless = torch_private.threads_that_compile()

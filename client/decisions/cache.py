@@ -112,10 +112,14 @@ class Cache:
         most = min(most, messages.MAX_REQUEST_GRAPHS)
         request = SizesRequest(environment.digest(), graph, most)
         elsewhere = self.bundle.listed()
-        if (entries := self._ask_for_sizes(request)) is None:
-            is_old = messages.SIZES_PATH in self._unknown  # a daemon that does not know the request
-            entries, elsewhere = ((), None) if is_old else (self._read_sizes(request), elsewhere)
-        if len(entries) == messages.MAX_REQUEST_GRAPHS:
+        if (answer := self._ask_for_sizes(request)) is not None:
+            entries, is_complete = answer.entries, answer.complete and len(answer.entries) < most
+        elif messages.SIZES_PATH in self._unknown:  # a daemon that does not know the request
+            entries, is_complete = (), False
+        else:
+            entries = self._read_sizes(request)
+            is_complete = len(entries) < most
+        if not is_complete:
             elsewhere = None
         found = KnownSizes(request.environment, (), elsewhere)
         final = (each for each in entries if each.entry.decision.final)
@@ -172,13 +176,13 @@ class Cache:
         )
         return None if answer is None else answer.entries
 
-    def _ask_for_sizes(self, request: SizesRequest) -> tuple[SizedEntry, ...] | None:
+    def _ask_for_sizes(self, request: SizesRequest) -> SizesAnswer | None:
         body = messages.encode(request)
         answer = self._exchange(messages.SIZES_PATH, body, SizesAnswer, request.environment)
         if answer is not None and answer.graph != request.graph:
             self._fail("daemon: answered for another graph")
             return None
-        return None if answer is None else answer.entries
+        return answer
 
     def _exchange(self, target: str, body: bytes, kind: type[_Answer], environment: str) -> _Answer | None:
         answer = self._send(target, body)

@@ -151,7 +151,9 @@ class CompiledGraph:
     ) -> DecidedSize | None:
         """Decide a partition at one set of sizes if the cache has a final decision for them."""
         context = self._context
-        if (known := found.known.get(sizes)) is not None:
+        known = found.known.get(sizes)
+        # It was listed at the first call: meanwhile it may have become too old.
+        if known and known.entry and context.decisions.trust.why_rejected(known.entry) is None:
             context.decisions.use(partition.graph.at(sizes), context.environment, known)
         else:
             known = self._known_at(partition, sizes)

@@ -79,7 +79,8 @@ class Runtime:
         places = [*dict.fromkeys(_PLACE.findall(facts.text))][:8]
         module = provenance.module_of(compiled)
         for each, count in zip(graphs, facts.launches, strict=True):
-            self.report.note_graph(**asdict(each), module=module, places=places, launches=count or None)
+            known_facts = {name: value for name, value in asdict(each).items() if value is not None}
+            self.report.note_graph(**known_facts, module=module, places=places, launches=count or None)
         self.report.note_graph(graphs[0].digest, launches_between=facts.launches_between)
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
         context = Context(self.decisions, self.options.sizes, self.devices.recordings, environment, role)

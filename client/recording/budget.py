@@ -37,13 +37,17 @@ class Budget:
         limit = self._recorder.memory_bytes
         if limit and held + size > limit:
             return OVER_LIMIT
-        return NO_MEMORY_TO_VERIFY if size > self._recorder.free_bytes() else None
+        return NO_MEMORY_TO_VERIFY if size and size > self._recorder.free_bytes() else None
 
     def make_sure_of(self, size: int, held: int = 0) -> None:
         """Raise `NoMemoryError` if `size` more bytes cannot be had beside `held` ones; see `why_not`."""
-        self._report.note_memory(held + size)
+        self.note(held + size)
         if reason := self.why_not(size, held):
             raise NoMemoryError(reason)
+
+    def note(self, size: int) -> None:
+        """Note that a recording has `size` bytes at a time."""
+        self._report.note_memory(size)
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
@@ -58,10 +62,16 @@ class Budget:
         if before is not None:
             with guarded(self._report, "measuring memory"):
                 allocated = self._recorder.allocated_so_far() - before
-                self._launched_bytes = max(allocated, self._launched_bytes or 0)
+                if allocated > 0:  # the program may set PyTorch's counts back
+                    self._launched_bytes = max(allocated, self._launched_bytes or 0)
 
     def of_first_capture(self) -> int:
-        """Return how many bytes the first capture of a call takes at most in memory of its own, as far as calls as KERNELS show that."""
+        """Return how many bytes the first capture of a call takes at most in memory of its own, as far as calls as KERNELS show that.
+
+        It is only asked for to keep the limit: 0 where there is none.
+        """
+        if not self._recorder.memory_bytes:
+            return 0
         at_a_time = self._recorder.bytes_of_a_call()
         if self._launched_bytes is None:
             return at_a_time

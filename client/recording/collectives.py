@@ -142,7 +142,11 @@ class CollectiveRecordings(Recordings):
         """Run a call as KERNELS, and keep a recording of it if those of all ranks are verified."""
         self._log(slot, "recording with all ranks")
         pipeline = self._pipeline
-        attempt = pipeline.record(inputs, slot.mismatches.constraints, lockstep=lockstep)
+        try:
+            attempt = pipeline.record(inputs, slot.mismatches.constraints, lockstep=lockstep)
+        except BaseException:
+            lockstep.refuse("a call raised")
+            raise
         if isinstance(attempt, Refusal):
             self._abort(slot, attempt, lockstep)
             pipeline.note_launch()

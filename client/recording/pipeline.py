@@ -154,7 +154,7 @@ class Pipeline:
                     inputs, constraints, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
                 )
         except OutOfStepError as error:
-            raise error.error from None
+            out_of_memory = error.error
         except RanksError as error:
             return self._not_together(error)
         except (TransientError, torch.OutOfMemoryError) as error:
@@ -177,6 +177,9 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can run as if nothing had been
             reason = f"recording failed: {_first_line(error)}"
             return Refusal(reason, Persistence.PROCESS, ReasonCode.RECORDING_FAILED)
+        # Without what the recording holds: a program may catch it, and try a smaller batch.
+        out_of_memory.__context__ = None
+        raise out_of_memory.with_traceback(None)
 
     def compare(
         self, attempt: Attempt, outputs: Sequence[Any], lockstep: Lockstep | None = None
@@ -252,6 +255,7 @@ class Pipeline:
         self, call: Call, *, is_doubted: bool, in_full: frozenset[int] | None, lockstep: Lockstep | None
     ) -> Attempt:
         tensors, capture = self._capture(call)
+        self.budget.note(call.held() + tensors.bytes + capture.own_bytes)
         call.kept = tensors.bytes  # a second capture asks for the memory of both captures itself
         built = builder.build(
             self._recorder.driver,

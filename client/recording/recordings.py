@@ -6,6 +6,7 @@ KERNELS, and is counted as a fallback with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import threading
@@ -260,8 +261,9 @@ class Recordings:
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
         slot = self._slots.get(size)
         if slot is None:
-            with self._pipeline.budget.measured():
-                return self._fall_back(self._add_slot(size), inputs)
+            why_not = self._add_slot(size)
+            with self._pipeline.budget.measured() if why_not is NOT_YET else contextlib.nullcontext():
+                return self._fall_back(why_not, inputs)
         reason = self._why_not_record(slot)
         if reason is not None:
             return self._fall_back(reason, inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,18 @@ def test_a_second_program_gets_all_sizes_in_one_request_the_most_used_first(home
     assert report.failures == {}
     third, _ = program(home)
     home.wait_until(lambda: {(7,), (9,)} <= third.look_up_sizes(WHOLE, HERE, 4).known.keys())
+
+
+def test_a_list_is_complete_unless_it_is_cut(home: Home) -> None:
+    home.start()
+    Cache(home.locations, "here", Report()).record(HERE, sized_request(8, 16).records)
+
+    complete = [
+        home.ask("POST", SIZES_PATH, encode(dataclasses.replace(asked(), most=most)))[1]["complete"]
+        for most in (1, 2, 3)
+    ]
+
+    assert complete == [False, False, True]
 
 
 def test_sizes_in_the_spool_are_among_them(home: Home) -> None:

@@ -213,16 +213,18 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-_READERS = "InductorSubproc", "(_read_thread)"
-"""Ends of the names of the thread that reads the results of Inductor's compile workers: with a name of its own, and without."""
+def _reads_results(thread: threading.Thread) -> bool:
+    """Return whether a thread reads the results of Inductor's compile workers: by its name, or where it has none by its function."""
+    module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
+    return thread.name == "InductorSubproc" or module.startswith("torch._inductor.")
 
 
 def threads_that_compile() -> frozenset[threading.Thread]:
     """Return the threads of this process by which Inductor compiles. They launch nothing."""
-    found = {each for each in threading.enumerate() if each.name.endswith(_READERS)}
+    found = {each for each in threading.enumerate() if _reads_results(each)}
     module: Any = sys.modules.get("torch._inductor.async_compile")
     # A torch that has renamed them has us wait for these threads, and is well otherwise.
-    with contextlib.suppress(AttributeError):
+    with contextlib.suppress(AttributeError, AssertionError):
         if module is not None and module.AsyncCompile.pool.cache_info().currsize:
             found |= module.AsyncCompile.pool()._threads
     return frozenset(found)

@@ -7,7 +7,7 @@ import functools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -45,6 +45,11 @@ class Events:
     def note(self, what: str) -> Callable[[], None]:
         return lambda: self.all.append((what, self.clock.now()))
 
+    def statistics(self, device: int) -> dict[str, Any]:
+        """Return what is used of PyTorch's statistics of a device."""
+        current = {"all": {"current": int(device in self.in_use)}}
+        return {"reserved_bytes": current, "allocated_bytes": {"all": {"freed": self.freed_bytes}}}
+
     def clear(self) -> None:
         self.freed_bytes += self.workspace_bytes
         self.note(CLEARED)()
@@ -68,10 +73,10 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     events = Events()
     monkeypatch.setattr(torch_private, "clear_workspaces", events.clear)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(device in events.in_use))
-    statistics = "allocated_bytes.all.freed"
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {statistics: events.freed_bytes})
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", events.statistics)
     monkeypatch.setattr(torch_private, "empty_cache", events.note(EMPTIED))
+    # The recorder's, of a device that there is not.
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(time, "monotonic", events.clock.now)
     monkeypatch.setattr(time, "sleep", events.clock.sleep)
     monkeypatch.setattr(capture, "workspaces", Workspaces())
@@ -154,6 +159,25 @@ def test_a_workspace_freed_before_is_waited_for_although_none_is_freed_now(
 
     assert events.names == [CLEARED, EMPTIED] * 2
     assert events.all[1][1] - before == pytest.approx(UNTIL_MEMORY_GOES_S)
+
+
+def test_before_cuda_is_initialized_nobody_waits(
+    events: Events, recorder: CudaRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: {})
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waited"))
+
+    with running(1):
+        recorder.trim()
+
+
+def test_a_thread_of_the_users_is_waited_for_whatever_its_function_is_called(
+    events: Events, recorder: CudaRecorder
+) -> None:
+    with running(1, "Thread-3 (_read_thread)"):
+        recorder.trim()
+
+    assert events.least_distance_s() == pytest.approx(UNTIL_MEMORY_GOES_S)
 
 
 @pytest.mark.parametrize("name", ["InductorSubproc", "Thread-3 (_pin_memory_loop)", "QueueFeederThread"])

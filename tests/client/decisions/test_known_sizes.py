@@ -42,11 +42,13 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
 
 
-def answer(*sizes: int, whole: str = WHOLE.digest, environment: str = HERE.digest()) -> bytes:
+def answer(
+    *sizes: int, whole: str = WHOLE.digest, environment: str = HERE.digest(), complete: bool = True
+) -> bytes:
     graph = dataclasses.replace(WHOLE, digest=whole)
     each = [(size, sized_record(size, whole=graph).entry(0, "here", 1e9)) for size in sizes]
     found = tuple(SizedEntry((size,), entry) for size, entry in each)
-    return http(messages.encode(SizesAnswer(environment, "9.9", whole, found)))
+    return http(messages.encode(SizesAnswer(environment, "9.9", whole, found, complete)))
 
 
 def sizes_of(cache: Cache, most: int = 64) -> KnownSizes:
@@ -77,6 +79,25 @@ def test_no_more_is_asked_for_than_an_answer_may_have(places: Locations, most: i
 
     assert b'"most":1024' in peer.requests[0]
     assert found.may_find(digest(2000))  # there may be more
+
+
+def test_sizes_that_the_daemon_cannot_list_are_asked_for_as_before(places: Locations) -> None:
+    """Its database cannot be read, say, or its team has more."""
+    with Answering(places.socket, lambda _: answer(8, complete=False)):
+        found = sizes_of(Cache(places, "host", Report()))
+
+    assert first_sizes(found.entries) == [8]
+    assert found.may_find(digest(16))
+
+
+@pytest.mark.parametrize(("most", "may_be_more"), [(1, True), (2, True), (3, False)])
+def test_a_list_from_the_files_that_is_cut_is_not_complete(
+    places: Locations, most: int, may_be_more: bool
+) -> None:
+    with Store(places.database) as store:
+        store.record(sized_request(8, 16), uid=0)
+
+    assert sizes_of(Cache(places, "host", Report()), most).may_find(digest(32)) is may_be_more
 
 
 def test_a_daemon_that_does_not_know_the_request_is_asked_for_each_size_as_before(places: Locations) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,19 @@ def test_a_known_size_runs_as_decided_at_once_however_many_unknown_ones_come_bef
 
     assert ran[-4:] == [(64, *["relocated"] * 2)] * 2 + [(56, *["relocated"] * 2)] * 2
     expect(second, looked_up=6, hits=6, misses=0, sizes=4, measured=0)
+
+
+def test_a_known_size_that_has_become_too_old_since_the_first_call_is_not_used(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Program(session).steps([64, 56] * ENOUGH, monkeypatch)
+    second = Runtime(session.locations)
+    program = Program(second)
+    assert program.steps([64], monkeypatch) == [(64, *["relocated"] * 2)]
+    trust = dataclasses.replace(second.decisions.trust, max_age_s=1e-9)
+    monkeypatch.setattr(second.decisions, "trust", trust)
+
+    assert program.steps([56], monkeypatch) == [(56, *["launched"] * 2)]
 
 
 def test_the_summary_says_at_which_sizes_a_graph_ran_how(

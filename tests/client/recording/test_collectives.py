@@ -236,10 +236,12 @@ def test_a_rank_without_memory_for_either_raises_and_runs_no_later_collective(
     monkeypatch.setattr(pipeline, "_launch", without_memory)
     before = ranks.case.recorder.launching.comm.value
 
-    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as raised:
         ranks(1)
 
     assert ranks.case.recorder.launching.comm.value == before
+    assert ranks.peer.first == ("commit", "a call raised")  # no rank waits for this one
+    assert raised.value.__context__ is None  # whose frames would hold the memory of the recording
 
 
 def test_a_recording_that_differs_is_not_tried_again(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

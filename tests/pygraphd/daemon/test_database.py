@@ -91,6 +91,7 @@ def test_a_database_from_before_sizes_were_found_by_their_graph_has_them_found(d
             _insert(old, "graph", graph)
             _insert(old, "decision", queries.decision_row(HERE.digest(), record, request, 0, 1.0, 1.0))
         _insert(old, "graph", {**graph, "digest": "1" * 64, "sizes": "no sizes"})
+        old.execute("UPDATE graph SET kind = CAST(x'ff' AS TEXT) WHERE digest = ?", ("1" * 64,))  # no UTF-8
     old.close()
 
     with Store(database) as store:
