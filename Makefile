@@ -7,10 +7,10 @@ VENV ?= .venv
 TORCH ?=
 DEFAULT_TORCH := 2.13.0
 
-# Markers are explained in pyproject.toml. `$(call pytest,MARKERS)` runs what they select, and on a machine with a GPU the GPU tests.
+# Markers are explained in pyproject.toml. `$(call pytest,MARKERS,OPTIONS)` runs what they select, and on a machine with a GPU the GPU tests.
 WORKERS ?= 2
 define pytest
-$(BIN)/python -m pytest -m '$(1)' --numprocesses $(WORKERS) --dist worksteal
+$(BIN)/python -m pytest -m '$(1)' --numprocesses $(WORKERS) --dist worksteal $(2)
 @if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
 	set -x; $(BIN)/python -m pytest -m gpu; \
 else echo 'no CUDA device: GPU tests left out'; fi
@@ -39,7 +39,7 @@ test: check torch $(STAMPS)/test
 	$(call pytest,not slow and not team and not gpu)
 
 test-all: check torch $(STAMPS)/test
-	$(call pytest,not gpu)
+	$(call pytest,not gpu,--durations 30)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
