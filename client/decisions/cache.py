@@ -55,7 +55,7 @@ _Answer = TypeVar("_Answer", LookupAnswer, SizesAnswer, RecordAnswer, LeaseAnswe
 
 
 @dataclass(frozen=True, slots=True)
-class KnownSizes:
+class ListedSizes:
     """The final decisions for the sizes of a graph, the most used first.
 
     `elsewhere` has the keys (`entry_id`) of further entries, of whatever graph, that a lookup would find; None: any may be found.
@@ -106,7 +106,7 @@ class Cache:
         self._report.lookup_ms += (time.perf_counter() - began) * 1e3
         return known
 
-    def sizes(self, environment: Environment, graph: str, most: int) -> KnownSizes:
+    def sizes(self, environment: Environment, graph: str, most: int) -> ListedSizes:
         """Return the stored entries for the sizes of a graph (digest), by one request, `most` of them: the most used."""
         began = time.perf_counter()
         most = min(most, messages.MAX_REQUEST_GRAPHS)
@@ -121,7 +121,7 @@ class Cache:
             is_complete = len(entries) < most
         if not is_complete:
             elsewhere = None
-        found = KnownSizes(request.environment, (), elsewhere)
+        found = ListedSizes(request.environment, (), elsewhere)
         final = (each for each in entries if each.entry.decision.final)
         better = [
             each
@@ -129,7 +129,7 @@ class Cache:
             if not (_ranks_below_a_bundle(each.entry) and found.may_find(each.entry.graph))
         ]
         self._report.lookup_ms += (time.perf_counter() - began) * 1e3
-        return KnownSizes(request.environment, tuple(better[:most]), elsewhere)
+        return ListedSizes(request.environment, tuple(better[:most]), elsewhere)
 
     def count_hits(self, environment: Environment, graphs: Sequence[str]) -> None:
         """Tell the daemon which of the entries that `sizes` returned are used, so that it knows the most used ones."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import (
     Decision,
     Deployment,
@@ -19,13 +18,15 @@ from pygraphd.schema.messages import (
 )
 from pygraphd.schema.policy import POLICY_VERSION, only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
+from tests.support.record_requests import ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from pygraphd.schema.keys import Environment
     from pygraphd.schema.messages import SizedEntry
 
-HERE = Environment("NVIDIA H200", "9.0", 132, 143771, "", "2.13.0", "3.5", "13.0", "580.1", "91400")
+HERE = ENVIRONMENT
 WHOLE = Graph(hashlib.sha256(b"whole").hexdigest(), Kind.INFERENCE, 0, 1, 5)
 MEASURED = tuple(
     Measurement(each, 12, cost_us, 1.0, cost_us / 2, 40.0, 0.5, 0.5, 0.25)

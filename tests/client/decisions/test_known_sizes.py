@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pygraphd.client.decisions.cache import KnownSizes
+    from pygraphd.client.decisions.cache import ListedSizes
     from pygraphd.schema.locations import Locations
 
 __all__ = ["places"]  # a fixture
@@ -51,7 +51,7 @@ def answer(
     return http(messages.encode(SizesAnswer(environment, "9.9", whole, found, complete)))
 
 
-def sizes_of(cache: Cache, most: int = 64) -> KnownSizes:
+def sizes_of(cache: Cache, most: int = 64) -> ListedSizes:
     return cache.sizes(HERE, WHOLE.digest, most)
 
 
