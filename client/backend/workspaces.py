@@ -14,6 +14,7 @@ import time
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.allocator_counts import allocator_counts
 
 ABOUT_TO_LAUNCH_S = 0.002
 """Seconds to wait after freeing workspaces: a thread that has looked up its workspace launches within microseconds."""
@@ -23,6 +24,8 @@ OURS = "pygraph-"
 """Prefix of the names of PyGraph's threads, which launch nothing."""
 FEEDERS = ("(_pin_memory_loop)", "QueueFeederThread")
 """Ends of the names of threads that launch nothing either: a DataLoader's that pins memory, and those that fill a queue of `multiprocessing`."""
+MONITOR = "tqdm._monitor"
+"""The module of the class of a thread that draws progress bars. A program that has shown one, as many loaders do, has the thread for good."""
 
 
 class Workspaces:
@@ -59,12 +62,8 @@ def _freed_bytes() -> dict[int, int]:
 
     Devices on which it has no memory are left out, since no workspace lies there.
     """
-    every = {each: torch.cuda.memory_stats_as_nested_dict(each) for each in range(torch.cuda.device_count())}
-    return {
-        device: found["allocated_bytes"]["all"]["freed"]
-        for device, found in every.items()
-        if found and found["reserved_bytes"]["all"]["current"]  # empty: CUDA is not initialized
-    }
+    every = {each: allocator_counts(each) for each in range(torch.cuda.device_count())}
+    return {device: counts.freed_so_far for device, counts in every.items() if counts.reserved}
 
 
 def _are_others() -> bool:
@@ -73,8 +72,12 @@ def _are_others() -> bool:
         return True
     # One may be this thread, or in a backward, whose thread Python does not list, the one that waits for it.
     harmless = torch_private.threads_that_compile()
-    names = [each.name for each in threading.enumerate() if each not in harmless]
-    return sum(not (each.startswith(OURS) or each.endswith(FEEDERS)) for each in names) > 1
+    return sum(each not in harmless and _may_launch(each) for each in threading.enumerate()) > 1
+
+
+def _may_launch(thread: threading.Thread) -> bool:
+    is_ours_or_feeds = thread.name.startswith(OURS) or thread.name.endswith(FEEDERS)
+    return not is_ours_or_feeds and type(thread).__module__ != MONITOR
 
 
 workspaces = Workspaces()

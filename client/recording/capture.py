@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.allocator_counts import AllocatorCounts, allocator_counts
 from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.decisions.ranks.write_once import RegisterError, within
@@ -179,7 +180,7 @@ class CudaRecorder:
             if not hasattr(self._threads, "handle"):
                 # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
                 self._threads.handle = torch.cuda.current_blas_handle()
-            if addresses is None and backing and backing * MARGIN > self._unreserved():
+            if addresses is None and backing and backing * MARGIN > self._unreserved(self._counts):
                 backing = 0  # PyTorch reports an allocation that fails to its observers
             return self._capture(launch, inputs, reserves, SHIFTS if is_shifted else (), backing, addresses)
 
@@ -311,7 +312,7 @@ class CudaRecorder:
         """Return how many bytes of addresses suffice for the allocations of a call that has run; 0: it should get memory instead."""
         if any(EXPANDABLE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
             return 0  # PyTorch then has no pools with an allocator of their own
-        used = torch.cuda.max_memory_allocated(self.device)
+        used = self._counts.most_allocated
         suffices = max(
             SPARE_ADDRESSES * used, self._most_reserved
         )  # the program may have set the first one back
@@ -319,29 +320,33 @@ class CudaRecorder:
 
     def free_bytes(self) -> int:
         """Return how many bytes a recording may allocate now, from PyTorch's cache or the device."""
-        reserved = torch.cuda.memory_reserved(self.device)
-        free = int(self._unreserved() + reserved - torch.cuda.memory_allocated(self.device))
+        counts = self._counts
+        free = self._unreserved(counts) + counts.reserved - counts.allocated
         return min(free, self.memory_bytes or free)
 
     def bytes_of_a_call(self) -> int:
         """Return how many bytes the allocations of a call that has run take at most, as far as the process's peak shows that."""
-        used = torch.cuda.max_memory_allocated(self.device)
-        return int(max(used, self._most_reserved) - torch.cuda.memory_allocated(self.device))
+        counts = self._counts
+        return max(counts.most_allocated, self._most_reserved) - counts.allocated
 
     def allocated_so_far(self) -> int:
         """Return how many bytes PyTorch has allocated since the process began, freed ones among them."""
-        return int(torch.cuda.memory_stats(self.device).get("allocated_bytes.all.allocated", 0))
+        return self._counts.allocated_so_far
 
     def below_peak(self) -> int:
         """Return how many bytes may be allocated now without PyTorch having to reserve more than it did at a time."""
-        peak, used = torch.cuda.max_memory_reserved(self.device), torch.cuda.memory_allocated(self.device)
-        return int(peak - used)
+        counts = self._counts
+        return counts.most_reserved - counts.allocated
 
-    def _unreserved(self) -> int:
+    @property
+    def _counts(self) -> AllocatorCounts:
+        return allocator_counts(self.device)
+
+    def _unreserved(self, counts: AllocatorCounts) -> int:
         """Return how many bytes PyTorch could still reserve on the device."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
-        return int(min(free, max(allowed - torch.cuda.memory_reserved(self.device), 0)))
+        return int(min(free, max(allowed - counts.reserved, 0)))
 
     @functools.cached_property
     def watch(self) -> Watch:
@@ -366,7 +371,8 @@ class CudaRecorder:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""
         if with_workspaces and not self.why_not():
             workspaces.clear()
-        free = self._note_reserved() - torch.cuda.memory_allocated(self.device)
+        counts = self._note_reserved()
+        free = counts.reserved - counts.allocated
         if free > MAX_CACHED_BYTES and not self.why_not():
             self._empty_cache()
 
@@ -381,10 +387,10 @@ class CudaRecorder:
         with torch.cuda.device(self.device):
             torch.cuda.current_blas_handle()
 
-    def _note_reserved(self) -> int:
-        reserved = int(torch.cuda.memory_reserved(self.device))
-        self._most_reserved = max(self._most_reserved, reserved)
-        return reserved
+    def _note_reserved(self) -> AllocatorCounts:
+        counts = self._counts
+        self._most_reserved = max(self._most_reserved, counts.reserved)
+        return counts
 
     def _empty_cache(self) -> None:
         with self.driver.relaxed():  # another thread may be capturing, on another GPU

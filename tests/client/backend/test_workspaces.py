@@ -17,6 +17,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import CudaRecorder
+from tests.support.allocator_stats import nested
 from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
@@ -47,8 +48,7 @@ class Events:
 
     def statistics(self, device: int) -> dict[str, Any]:
         """Return what is used of PyTorch's statistics of a device."""
-        current = {"all": {"current": int(device in self.in_use)}}
-        return {"reserved_bytes": current, "allocated_bytes": {"all": {"freed": self.freed_bytes}}}
+        return nested(int(device in self.in_use), 0, freed=self.freed_bytes)
 
     def clear(self) -> None:
         self.freed_bytes += self.workspace_bytes
@@ -75,8 +75,6 @@ def events(monkeypatch: pytest.MonkeyPatch) -> Events:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", events.statistics)
     monkeypatch.setattr(torch_private, "empty_cache", events.note(EMPTIED))
-    # The recorder's, of a device that there is not.
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
     monkeypatch.setattr(time, "monotonic", events.clock.now)
     monkeypatch.setattr(time, "sleep", events.clock.sleep)
     monkeypatch.setattr(capture, "workspaces", Workspaces())
@@ -92,10 +90,12 @@ def recorder(events: Events, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 
 
 @contextlib.contextmanager
-def running(count: int, name: str | None = None) -> Iterator[None]:
+def running(
+    count: int, name: str | None = None, kind: type[threading.Thread] = threading.Thread
+) -> Iterator[None]:
     """Have some threads beside this one."""
     ended = threading.Event()
-    threads = [threading.Thread(target=ended.wait, name=name) for _ in range(count)]
+    threads = [kind(target=ended.wait, name=name) for _ in range(count)]
     for thread in threads:
         thread.start()
     try:
@@ -190,6 +190,16 @@ def test_threads_that_launch_nothing_are_not_waited_for(
         recorder.trim()
 
     assert events.names == [CLEARED, EMPTIED]
+
+
+@pytest.mark.parametrize(("module", "is_waited_for"), [("tqdm._monitor", False), ("my_server", True)])
+def test_a_thread_that_draws_progress_bars_is_not_waited_for(
+    events: Events, recorder: CudaRecorder, module: str, is_waited_for: bool
+) -> None:
+    with running(1, kind=type("Monitor", (threading.Thread,), {"__module__": module})):
+        recorder.trim()
+
+    assert events.least_distance_s() == pytest.approx(UNTIL_MEMORY_GOES_S if is_waited_for else 0)
 
 
 def test_threads_of_the_compiler_are_not_waited_for(

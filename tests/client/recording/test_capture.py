@@ -20,6 +20,7 @@ from pygraphd.client.recording.capture_pool import CapturePool
 from pygraphd.client.recording.output_reserves import OutputReserves
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.stream_affinity import StreamAffinity
+from tests.support.allocator_stats import nested
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,8 +97,7 @@ def test_much_free_memory_is_given_back_before_a_capture(
 ) -> None:
     """Without a harm to other threads that capture meanwhile; see `Driver.relaxed`."""
     modes: list[int] = []
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 100 + free)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: nested(100 + free, 100))
     monkeypatch.setattr(workspaces, "empty_cache", lambda: modes.append(capture_mode(emulator)))
     made = recorder(monkeypatch, why_not)
     made.driver = emulator.driver
@@ -112,7 +112,7 @@ def test_memory_is_given_back_without_harm_to_captures_of_other_threads(
     monkeypatch: pytest.MonkeyPatch, emulator: Emulator
 ) -> None:
     modes: list[int] = []
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: nested(7, 7))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     monkeypatch.setattr(torch_private, "capturing", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(torch_private, "release_pool", lambda *_: None)
@@ -249,13 +249,12 @@ def test_large_programs_get_addresses_where_the_allocator_can_hand_them_out(
     setting: str,
     addresses: int,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: used)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: used)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", setting)
     made = recorder(monkeypatch, None)
     made.driver = emulator.driver
     for each in (reserved, 0):
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _, each=each: each)
+        counts = nested(each, used)
+        monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _, counts=counts: counts)
         made.empty_cache()
 
     assert made.addresses_for_capture() == addresses

@@ -61,6 +61,25 @@ def test_a_checksum_tells_what_has_changed_places(begin: int, one: slice, other:
         assert not torch.equal(checksum(memory), before)
 
 
+def test_a_checksum_tells_words_of_two_rows_that_differ_in_their_highest_bit() -> None:
+    """As two numbers of opposite sign: weights of rows that are all odd would multiply the difference to 0."""
+    memory = torch.zeros(4, COLUMNS, dtype=torch.int64)
+    memory[0, 7] = torch.iinfo(torch.int64).min
+    before = checksum(memory.view(torch.uint8).view(-1))
+
+    assert not torch.equal(checksum(memory.roll(1, 0).view(torch.uint8).view(-1)), before)
+
+
+def test_the_checksum_of_much_memory_stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pygraphd.client.recording.digest.MAX_ROW_SUMS", COLUMNS - 1)
+    memory = torch.arange(COLUMNS * COLUMNS).view(torch.uint8)
+    before = checksum(memory)
+
+    assert before.numel() == 1 + COLUMNS + COLUMNS
+    memory[-1] += 1
+    assert not torch.equal(checksum(memory), before)
+
+
 @pytest.mark.parametrize(
     "like",
     [
