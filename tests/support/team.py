@@ -96,9 +96,12 @@ class Member(Home):
 
     def wait_until_published(self) -> None:
         """Wait until nothing is left to be published, and the exchange that published the last is over."""
-        self.wait_until(
-            lambda: [self.team[name] for name in ("queued", "unpublished", "problem")] == [0, 0, ""]
-        )
+
+        def is_published() -> bool:
+            team = self.team  # asked for once: records go from one of the two to the other
+            return (team["queued"], team["unpublished"], team["problem"]) == (0, 0, "")
+
+        self.wait_until(is_published)
 
     def said(self) -> str:
         """Return all that commands and the log say."""
