@@ -7,7 +7,7 @@ wheel=$(realpath "$1")
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 torch=$("$VENV/bin/python" -c 'import importlib.metadata as m; print(m.version("torch").split("+")[0])')
 work=$(mktemp -d)
-export PYGRAPHD_HOME="$work/home" TORCHINDUCTOR_CACHE_DIR="$work/inductor" TRITON_CACHE_DIR="$work/triton"
+export PYGRAPHD_HOME="$work/home" TORCHINDUCTOR_CACHE_DIR="$work/inductor" TRITON_CACHE_DIR="$work/triton" TORCHINDUCTOR_VEC_ISA_OK=1 # see tests/conftest.py
 
 finish() {
     "$work/venv/bin/pygraphd" stop >/dev/null 2>&1 || true
@@ -16,6 +16,8 @@ finish() {
 trap finish EXIT
 
 "$VENV/bin/python" -m venv "$work/venv"
+"$VENV/bin/python" "$repository/tests/packaging/copy_pinned.py" \
+    "$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$repository"/requirements/{runtime,torch}.txt
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile \
     --constraint "$repository/requirements/runtime.txt" --constraint "$repository/requirements/torch.txt" \
     schema==0.7.8 numpy "torch==$torch" "$wheel"
