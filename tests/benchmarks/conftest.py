@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.support.cores import cores
 from tests.support.repository import load_package
+from tests.support.warm_children import in_forks
 
-__all__ = ["cores"]  # fixtures
+__all__ = ["cores", "in_forks"]  # fixtures
 
 load_package("benchmarks")

@@ -41,7 +41,7 @@ def test_without_a_server_the_command_says_what_to_install(
 def test_both_servers_are_asked_the_same(tmp_path: Path) -> None:
     require(COMMANDS, "TESTS_REQUIRE_REDIS")
     out = tmp_path / "redis.json"
-    measure_beside_redis(Plan(clients=2, seconds=1.0, rounds=1, entries=200), out)
+    measure_beside_redis(Plan(clients=2, seconds=0.2, rounds=1, entries=200), out)
     records = json.loads(out.read_text())["records"]
     assert [(each["server"], each["request"]) for each in records] == [
         ("pygraphd", "lookup"),

@@ -1,4 +1,4 @@
-"""Real runs on the CPU, as a user starts them."""
+"""Real runs on the CPU: one as a user starts it, those that compile in forks of a process that has imported PyTorch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.benchmark_commands import run
+from tests.support.benchmark_commands import run, run_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_two_peers_twice(tmp_path: Path) -> None:
-    done, result = run(
+    done, result = run_here(
         tmp_path / "result.json", "--workloads", "three-ops", "--variants", "eager,default",
         "--repetitions", "2", "--caches", "shared",
     )  # fmt: skip
@@ -58,10 +59,11 @@ def test_a_failing_process_costs_only_its_own_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.daemon
-@pytest.mark.parametrize("variants", ["pygraph-cold,pygraph-warm", "pygraph-default,pygraph-default-warm"])
-def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path, variants: str) -> None:
-    done, result = run(
-        tmp_path / "result.json", "--workloads", "mlp-training", "--variants", variants,
+@pytest.mark.usefixtures("in_forks")
+def test_the_product_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
+    """The variants that compile by default are in a run of the lab, in `tests/lab/test_run.py`."""
+    done, result = run_here(
+        tmp_path / "result.json", "--workloads", "mlp-training", "--variants", "pygraph-cold,pygraph-warm",
         "--repetitions", "1", "--caches", "shared",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

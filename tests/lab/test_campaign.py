@@ -183,7 +183,7 @@ def test_the_end_of_the_campaign_ends_a_step_and_begins_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tools.lab.campaign.LEAST_S", 200.0)
-    clock = Ticking(10.0)
+    clock = Ticking(30.0)
     for module in ("tools.lab.campaign", "benchmarks.processes"):
         monkeypatch.setattr(f"{module}.time", clock)
 

@@ -101,6 +101,15 @@ def test_the_overhead_is_of_the_workloads_that_are_named() -> None:
     assert option(named.commands[0].arguments, "--workloads") == "three-ops,mlp-training"
 
 
+def test_a_run_is_of_what_is_named() -> None:
+    (step,) = made("run:three-ops,mlp-training:eager,default:3")
+
+    arguments = step.commands[0].arguments
+    assert option(arguments, "--workloads") == "three-ops,mlp-training"
+    assert option(arguments, "--variants") == "eager,default"
+    assert option(arguments, "--repetitions") == "3"
+
+
 def test_workers_and_demos_are_spread_over_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -194,7 +203,7 @@ def test_a_run_and_what_needs_a_gpu_on_a_cpu(tmp_path: Path) -> None:
         tmp_path,
         "--commit",
         "abc",
-        "run:three-ops:eager,default:1",
+        "run:three-ops:eager:1",
         "memory:three-ops",
         "regions:three-ops:kernels",
     )
@@ -207,7 +216,7 @@ def test_a_run_and_what_needs_a_gpu_on_a_cpu(tmp_path: Path) -> None:
     ]
     result = json.loads((tmp_path / "1-run.json").read_text())
     assert result["environment"]["commit"] == "abc"
-    assert [each["variant"] for each in result["records"] if each["step_ms"]] == ["eager", "default"]
+    assert [each["variant"] for each in result["records"] if each["step_ms"]] == ["eager"]
     rows = done.stdout.splitlines()[1:4]
     assert rows[0].split()[2:] == ["1-run.json", "done"]
     assert "torch sees no CUDA device here" in rows[1]

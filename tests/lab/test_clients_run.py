@@ -53,6 +53,7 @@ def plan_of(folder: Path, *variants: str) -> Plan:
     )
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_run_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(PROGRAM)
 
@@ -79,6 +80,7 @@ def test_a_run_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
         ).execute()
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_a_program_that_compiles_nothing_has_a_summary_with_pygraph(tmp_path: Path) -> None:
     (tmp_path / "tiny.py").write_text(PROGRAM)
 

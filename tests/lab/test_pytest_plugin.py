@@ -49,7 +49,7 @@ def test_slow():
 
 def command(folder: Path, text: str, *arguments: str) -> list[str]:
     (folder / "test_it.py").write_text(text)
-    plugins = ["-p", "tools.lab.pytest_plugin", "-p", "no:cacheprovider"]
+    plugins = ["-p", "tools.lab.pytest_plugin", "-p", "xdist.plugin", "-p", "no:cacheprovider"]
     return [
         sys.executable,
         "-m",
@@ -63,9 +63,15 @@ def command(folder: Path, text: str, *arguments: str) -> list[str]:
 
 
 def environ(folder: Path, **more: str) -> dict[str, str]:
-    # Nothing of the pytest that this is one of.
+    # Nothing of the pytest that this is one of, nor plugins that take longer to import than all else.
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    return {**own, FILE: str(folder / "tests.json"), "BENCHMARK_COMMIT": "abc", **more}
+    return {
+        **own,
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        FILE: str(folder / "tests.json"),
+        "BENCHMARK_COMMIT": "abc",
+        **more,
+    }
 
 
 def content(folder: Path) -> dict[str, Any]:

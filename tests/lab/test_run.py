@@ -1,4 +1,4 @@
-"""Real runs on the CPU whose processes compile side by side."""
+"""Real runs on the CPU whose processes compile side by side; those that run to their end use forks: PyTorch is imported already."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.benchmark_commands import SMALL, run
+from tests.support.benchmark_commands import SMALL, run, run_here
 from tests.support.repository import ROOT
+from tools.lab import cli
 from tools.lab.decisions import read_export
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
-    done, result = run(
+    done, result = run_here(
         tmp_path / "result.json",
         "--workloads",
         "three-ops",
@@ -29,7 +31,7 @@ def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
         "eager,default",
         "--repetitions",
         "2",
-        package="tools.lab",
+        main=cli.main,
     )
     assert done.returncode == 0, done.stderr
     assert result["settings"]["compiled_together"] is True
@@ -41,10 +43,11 @@ def test_processes_that_compile_side_by_side(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("in_forks")
 def test_workloads_side_by_side_are_in_one_file(tmp_path: Path) -> None:
-    done, result = run(
+    done, result = run_here(
         tmp_path / "result.json", "--workloads", "three-ops,mlp-training", "--variants", "eager,default",
-        "--gpus", "2", "--at-once", "1", "--repetitions", "1", "--compiled", str(tmp_path / "kept"), package="tools.lab",
+        "--gpus", "2", "--at-once", "1", "--repetitions", "1", "--compiled", str(tmp_path / "kept"), main=cli.main,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     kept = tmp_path / "kept" / "caches.mlp-training.mode.default"
@@ -105,17 +108,27 @@ def _children_of(pid: int) -> list[str]:
 
 
 @pytest.mark.daemon
+@pytest.mark.usefixtures("in_forks")
 def test_the_product_finds_in_the_second_wave_what_the_first_has_measured(tmp_path: Path) -> None:
-    done, result = run(
+    done, result = run_here(
         tmp_path / "result.json", "--workloads", "three-ops", "--repetitions", "1",
         "--variants", "default,pygraph-default,pygraph-default-warm",
-        "--decisions", str(tmp_path / "decisions.jsonl"), package="tools.lab",
+        "--decisions", str(tmp_path / "decisions.jsonl"), main=cli.main,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     _, cold, warm = result["records"]
     assert "hits 0, misses 1" in cold["note"]
     assert "hits 1, misses 0, measured 0" in warm["note"]
     assert warm["compile_s"] is None  # it found what the others had compiled
+    for record in (cold, warm):
+        assert record["correct"] is True
+        assert "no coverage: no GPU takes part" in record["note"]
+        assert record["deployed"]["KERNELS"] == 1
+        assert record["measuring_s"] >= 0
+        assert record["lookup_s"] > 0
+        assert record["recording_s"] == 0  # nothing is recorded on a CPU
+        (counted,) = record["counted"]
+        assert (counted["captured"], counted["failures"]) == (0, {})
     assert len(read_export(tmp_path / "decisions.jsonl")) == 1
 
 

@@ -38,6 +38,7 @@ def records(out: Path) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_forks")
 def test_a_piece_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
     out = tmp_path / "suite.json"
     suite_run(out, ["right", "absent"], "eager").execute()
@@ -63,6 +64,7 @@ def test_a_piece_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_forks")
 def test_models_compile_while_those_before_are_checked_and_one_that_does_not_run_has_one_record(
     tmp_path: Path,
 ) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import cli
 from tests.support.repository import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 SMALL = ("--device", "cpu", "--warm-up", "3", "--steps", "7", "--windows", "2", "--window-steps", "3")
@@ -38,5 +42,20 @@ def run(
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=280, check=False
     )
+    assert out.exists(), done.stderr
+    return done, json.loads(out.read_text())
+
+
+def run_here(
+    out: Path, *arguments: str, main: Callable[[list[str]], int] = cli.main
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    """Measure as `run` does, with the command in this process; with `in_forks`, PyTorch is not imported for each process."""
+    command = ["run", *SMALL, "--out", str(out), *arguments]
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.redirect_stderr(io.StringIO()) as errors,
+    ):
+        code = main(command)
+    done = subprocess.CompletedProcess(command, code, said.getvalue(), errors.getvalue())
     assert out.exists(), done.stderr
     return done, json.loads(out.read_text())

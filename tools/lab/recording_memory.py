@@ -6,8 +6,6 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pygraphd.client.replay.outputs import Flagged, Part, Whole
-
 if TYPE_CHECKING:
     from pygraphd.client.replay.replay import Replay
 
@@ -39,6 +37,9 @@ class Footprint:
 
 def footprint_of(replay: Replay) -> Footprint:
     """Look at a recording."""
+    # Imported here: it imports torch, which those who only need `Role` do without.
+    from pygraphd.client.replay.outputs import Flagged, Part, Whole
+
     layout = replay.layout
     parts = [each.of if isinstance(each, Flagged) else each for each in layout.outputs.all]
     seen = {each.memory for each in parts if isinstance(each, Whole | Part)}
