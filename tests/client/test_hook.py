@@ -21,20 +21,39 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autog
 """
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the variable for an Inductor cache that tests share for which it does not matter whether code is compiled anew."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor"))}
+
+
+WITHOUT_AOT_CACHE = """
+import torch._functorch.config
+torch._functorch.config.enable_autograd_cache = False
+"""
+
+
 @pytest.mark.slow
 def test_a_cold_compile_and_both_cache_hits_are_hooked_and_have_the_same_keys(run: Run) -> None:
+    """The mode is part of the key in all of them."""
     program = TRAINING.format(arguments="") + COUNTERS
+    in_mode = TRAINING.format(arguments=", mode='reduce-overhead'") + COUNTERS
 
     cold = run(program)
     from_aot_cache = run(program)
-    from_fx_cache = run(program, TORCHINDUCTOR_AUTOGRAD_CACHE="0")
+    from_fx_cache = run(WITHOUT_AOT_CACHE + program)
+    cold_in_mode = run(in_mode)
+    known_in_mode = run(in_mode)
 
-    assert cold.output == "0 0\n"
-    assert from_aot_cache.output.split()[1] != "0"
+    assert cold.output == cold_in_mode.output == "0 0\n"
+    for hit in (from_aot_cache, known_in_mode):
+        assert hit.output.split()[1] != "0"
     assert from_fx_cache.output.split()[0] != "0"
     assert from_fx_cache.output.split()[1] == "0"
     assert set(cold.graphs) == {"forward", "backward", "inference"}
     assert cold.graphs == from_aot_cache.graphs == from_fx_cache.graphs
+    assert cold_in_mode.graphs == known_in_mode.graphs
+    assert not set(cold_in_mode.graphs.values()) & set(cold.graphs.values())
     for outcome in (cold, from_aot_cache, from_fx_cache):
         assert outcome.summary["graphs"] == outcome.summary["looked_up"] == 3
         assert outcome.summary["deployed"] == {"KERNELS": 3, "GRAPH": 0}
@@ -42,23 +61,36 @@ def test_a_cold_compile_and_both_cache_hits_are_hooked_and_have_the_same_keys(ru
         assert outcome.summary["measured"] == 0
 
 
+@pytest.mark.slow
 def test_the_summary_says_of_each_graph_how_it_ran_and_whether_that_was_known(
-    run: Run, tmp_path: Path
+    run: Run, kept: dict[str, str], tmp_path: Path
 ) -> None:
+    """What is to be refreshed is not: it is a miss, and is recorded anew."""
     program = TRAINING.format(arguments="")
-    first = run(program, PYGRAPHD_HOME=str(tmp_path / "home"))
-    second = run(program, PYGRAPHD_HOME=str(tmp_path / "home"))
+    home = tmp_path / "home"
+    graphs: list[dict[str, str]] = []
+    outcomes = []
+    for more in ({}, {}, {"PYGRAPH_REFRESH": "1"}):
+        outcomes.append(run(program, PYGRAPHD_HOME=str(home), **kept, **more))
+        graphs.append(digests(home))
 
-    for outcome, source in ((first, "rule"), (second, "cache")):
+    for outcome, found, source in zip(outcomes[:2], graphs[:2], ("rule", "cache"), strict=True):
         (environment,) = outcome.summary["environments"]
         assert outcome.summary["environments"][environment]["gpu"] == "none"
         decisions = outcome.summary["decisions"]
-        assert {each["kind"]: each["graph"] for each in decisions} == digests(tmp_path / "home")
+        assert {each["kind"]: each["graph"] for each in decisions} == found
         assert {each["environment"] for each in decisions} == {environment}
         assert {
             (each["deployment"], each["reason"]["code"], each["final"], each["source"]) for each in decisions
         } == {("KERNELS", "no_device", True, source)}
         assert outcome.summary["decisions_left_out"] == 0
+    summaries = [outcome.summary for outcome in outcomes]
+    assert [(each["hits"], each["misses"], each["spooled"]) for each in summaries] == [
+        (0, 3, 3), (3, 0, 0), (0, 3, 3),
+    ]  # fmt: skip
+    because = [[decision["because"] for decision in each["decisions"]] for each in summaries]
+    codes = [{reason["code"] if reason else None for reason in each} for each in because]
+    assert codes == [{None}, {None}, {"refresh_asked"}]
 
 
 @pytest.mark.parametrize(
@@ -93,15 +125,6 @@ def test_nccl_registers_no_memory_in_captures_of_collectives_unless_the_user_say
     assert run(program).output == "0\n"
     assert run(program, NCCL_GRAPH_REGISTER="1").output == "1\n"
     assert run(program, PYGRAPH_COLLECTIVES="0").output == "None\n"
-
-
-def test_the_mode_is_part_of_the_key_on_every_path(run: Run) -> None:
-    default = run(TRAINING.format(arguments=""))
-    cold = run(TRAINING.format(arguments=", mode='reduce-overhead'"))
-    warm = run(TRAINING.format(arguments=", mode='reduce-overhead'"))
-
-    assert cold.graphs == warm.graphs
-    assert not set(cold.graphs.values()) & set(default.graphs.values())
 
 
 def test_the_backend_is_hooked_with_mode_and_options_and_nothing_else_is(run: Run) -> None:
@@ -219,7 +242,8 @@ def test_a_torch_without_a_needed_name_is_left_alone(run: Run) -> None:
 @pytest.mark.slow
 def test_a_forked_child_compiles_with_a_session_of_its_own(run: Run) -> None:
     program = """
-    import os, torch
+    import os, torch, torch._inductor.config
+    torch._inductor.config.compile_threads = 1
     torch.compile(lambda x: x @ x)(torch.ones(2, 2))
     child = os.fork()
     if child == 0:
@@ -227,7 +251,7 @@ def test_a_forked_child_compiles_with_a_session_of_its_own(run: Run) -> None:
         os._exit(0)
     print(os.waitpid(child, 0)[1])
     """
-    outcome = run(program, TORCHINDUCTOR_COMPILE_THREADS="1")
+    outcome = run(program)
 
     assert outcome.output == "0\n"
     assert outcome.summary["graphs"] == 1
@@ -281,46 +305,29 @@ def test_a_child_of_multiprocessing_compiles_with_a_session_of_its_own(
     ids=["PYGRAPH=1", "run", "enable", "backend"],
 )
 def test_a_program_can_be_rid_of_us_whatever_asks_for_us(
-    run: Run, program: str, environ: dict[str, str]
+    run: Run, kept: dict[str, str], program: str, environ: dict[str, str]
 ) -> None:
     check = """
 import os, pathlib, sys
 pathlib.Path(os.environ["PYGRAPH_SUMMARY"]).write_text("{}")  # for the harness: we must not write it
 print("pygraphd.client.frontend.runtime" in sys.modules)
 """
-    outcome = run(program + check, PYGRAPH_DISABLE="1", **environ)
+    outcome = run(program + check, PYGRAPH_DISABLE="1", **kept, **environ)
 
     assert outcome.output == "False\n"
     assert outcome.summary == {}
     assert outcome.graphs == {}
 
 
-def test_a_cache_that_is_only_read_stays_as_it_is(run: Run) -> None:
+def test_a_cache_that_is_only_read_stays_as_it_is(run: Run, kept: dict[str, str]) -> None:
+    """And an option that is not understood is named in one line."""
     program = TRAINING.format(arguments="")
-    outcome = run(program, PYGRAPH_READONLY="1")
+    outcome = run(program, PYGRAPH_READONLY="1", PYGRAPH_REFRESH="maybe", **kept)
 
     summary = outcome.summary
     assert outcome.graphs == {}
     assert (summary["graphs"], summary["recorded"], summary["spooled"], summary["withheld"]) == (3, 0, 0, 3)
-
-
-def test_what_is_to_be_refreshed_is_a_miss_and_is_recorded_anew(run: Run, tmp_path: Path) -> None:
-    program = TRAINING.format(arguments="")
-    home = {"PYGRAPHD_HOME": str(tmp_path / "home")}
-    summaries = [run(program, **home, **more).summary for more in ({}, {}, {"PYGRAPH_REFRESH": "1"})]
-
-    assert [(each["hits"], each["misses"], each["spooled"]) for each in summaries] == [
-        (0, 3, 3), (3, 0, 0), (0, 3, 3),
-    ]  # fmt: skip
-    because = [[decision["because"] for decision in each["decisions"]] for each in summaries]
-    codes = [{reason["code"] if reason else None for reason in each} for each in because]
-    assert codes == [{None}, {None}, {"refresh_asked"}]
-
-
-def test_an_option_that_is_not_understood_is_named_in_one_line(run: Run) -> None:
-    outcome = run(TRAINING.format(arguments=""), PYGRAPH_REFRESH="maybe")
-
-    assert outcome.summary["failures"]["PYGRAPH_REFRESH=maybe is not understood: set it to 1 or 0"] == 1
+    assert summary["failures"]["PYGRAPH_REFRESH=maybe is not understood: set it to 1 or 0"] == 1
 
 
 def test_disabling_gives_back_what_was_sent_to_a_gpu(run: Run) -> None:

@@ -36,14 +36,25 @@ def sandbox(compiled: Path, warm_python: WarmPython) -> Iterator[Sandbox]:
         made.close()
 
 
+def without_pygraph(sandbox: Sandbox, *arguments: str) -> Outcome:
+    try:
+        outcome = sandbox.run(*arguments, hook=False)
+    finally:
+        sandbox.close()
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.summary is None
+    return outcome
+
+
 @pytest.fixture(scope="session")
-def plain(compiled: Path, warm_python: WarmPython) -> Iterator[Outcome]:
+def plain(compiled: Path, warm_python: WarmPython) -> Outcome:
     """The program without PyGraph: what every other run is compared with."""
     made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled, warm_python)
-    try:
-        outcome = made.run(hook=False)
-        assert outcome.code == 0, outcome.stderr
-        assert outcome.summary is None
-        yield outcome
-    finally:
-        made.close()
+    return without_pygraph(made)
+
+
+@pytest.fixture(scope="session")
+def brief(compiled: Path, warm_python: WarmPython) -> Outcome:
+    """The same of the brief program, for what asks no more of a program than a few graphs."""
+    made = Sandbox(Path(tempfile.mkdtemp(prefix="pygraphd-")), compiled, warm_python)
+    return without_pygraph(made, "--brief")

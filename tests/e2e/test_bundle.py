@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from tests.support.sandbox import PROGRAM, RUN_TIMEOUT_S
 
@@ -23,12 +20,12 @@ KEY = base64.b64encode(b"pygrap")
 """How the keys of our artifacts begin in what torch saves."""
 WITHOUT_PYGRAPH = """
 import runpy, sys
-sys.path.append(sys.argv[1])
+assert not [name for name in sys.modules if name.partition(".")[0] == "pygraphd"]
 sys.modules["pygraphd"] = None
-sys.argv = sys.argv[2:]
+sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-"""Runs a program where nothing of PyGraph can be imported; `-S` leaves out what an editable installation adds."""
+"""Runs a program where nothing of PyGraph has been imported, and nothing can be."""
 
 
 def run(sandbox: Sandbox, home: Path, *arguments: Path, pygraph: bool = True, **more: str) -> dict[str, Any]:
@@ -43,13 +40,12 @@ def run(sandbox: Sandbox, home: Path, *arguments: Path, pygraph: bool = True, **
         **more,
     )
     home.mkdir(mode=0o700, exist_ok=True)
-    if not pygraph:
-        start = ["-I", "-S", "-c", WITHOUT_PYGRAPH, str(Path(torch.__file__).parents[1])]
-        command = [sys.executable, *start, str(program), *map(str, arguments)]
-        subprocess.run(command, env=environ, check=True, timeout=RUN_TIMEOUT_S)
-        return {}
-    ended = sandbox.python.run([program, *arguments], environ, Path.cwd(), RUN_TIMEOUT_S)
+    start = [] if pygraph else ["-c", WITHOUT_PYGRAPH]
+    ended = sandbox.python.run([*start, program, *arguments], environ, Path.cwd(), RUN_TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
+    if not pygraph:
+        assert not (home / "summary.json").exists()
+        return {}
     summary: dict[str, Any] = json.loads((home / "summary.json").read_text())
     return summary
 

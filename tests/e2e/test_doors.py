@@ -1,4 +1,8 @@
-"""The ways into PyGraph, and that the user's program keeps its output, arguments, exit code and traceback in each."""
+"""The ways into PyGraph, and that the user's program keeps its output, arguments, exit code and traceback in each.
+
+`pygraphd run` without dashes is in `test_report.py`. What starts a new Python takes ten seconds, so each such run is asked
+for several properties.
+"""
 
 from __future__ import annotations
 
@@ -15,54 +19,34 @@ pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 RUN = (sys.executable, "-m", "pygraphd", "run", "--")
 
 
-def test_run_command_passes_arguments_on(sandbox: Sandbox, plain: Outcome) -> None:
-    outcome = sandbox.run("--exit", "7", hook=False, command=RUN)
-
-    assert (outcome.code, outcome.stdout) == (7, plain.stdout), outcome.stderr
-    assert outcome.counts["graphs"] > 0
-
-
-def test_run_command_without_dashes(sandbox: Sandbox, plain: Outcome) -> None:
-    outcome = sandbox.run("--mode", "default", hook=False, command=RUN[:-1])
-
-    assert (outcome.code, outcome.stdout) == (0, plain.stdout), outcome.stderr
-    assert outcome.counts["graphs"] > 0
-
-
-def test_backend(sandbox: Sandbox, plain: Outcome) -> None:
-    outcome = sandbox.run("--backend", "pygraph", hook=False)
-
-    assert (outcome.code, outcome.stdout) == (0, plain.stdout), outcome.stderr
-    assert outcome.counts["graphs"] > 0
+def assert_ended_by_its_own_mistake(outcome: Outcome) -> None:
+    assert outcome.code == 1, outcome.stderr
+    assert outcome.stderr.rstrip().endswith("LookupError: the user's own mistake")
+    assert outcome.stderr.count("Traceback") == 1
+    assert "pygraphd" not in outcome.stderr.partition("Traceback")[2]
 
 
 def test_all_doors_lead_to_the_same_graphs(sandbox: Sandbox, plain: Outcome) -> None:
+    """Through two of them the program fails in the end, as it is told to by an argument."""
     sandbox.start_daemon()
 
-    first = sandbox.run(command=(sys.executable,))
-    others = [sandbox.run("--enable", hook=False), sandbox.run(hook=False, command=RUN)]
+    variable = sandbox.run("--fail", command=(sys.executable,))
+    command = sandbox.run("--fail", hook=False, command=RUN)
+    enabled = sandbox.run("--enable", hook=False)
+    backend = sandbox.run("--backend", "pygraph", hook=False)
 
-    assert first.counts["graphs"] > 0
-    for outcome in (first, *others):
-        assert (outcome.code, outcome.stdout) == (0, plain.stdout), outcome.stderr
-    for other in others:
-        assert other.counts["hits"] == other.counts["graphs"] == first.counts["graphs"]
+    for failed in (variable, command):
+        assert_ended_by_its_own_mistake(failed)
+    for well in (enabled, backend):
+        assert well.code == 0, well.stderr
+    for outcome in (variable, command, enabled, backend):
+        assert outcome.stdout == plain.stdout
+        assert outcome.counts["graphs"] > 0
+    for other in (command, enabled):
+        assert other.counts["hits"] == other.counts["graphs"] == variable.counts["graphs"]
 
 
 def test_closed_doors_leave_torch_alone(sandbox: Sandbox, plain: Outcome) -> None:
     outcome = sandbox.run(hook=False, PYGRAPH="0")
 
     assert (outcome.code, outcome.stdout, outcome.summary) == (0, plain.stdout, None)
-
-
-@pytest.mark.parametrize("command", [(sys.executable,), RUN], ids=["variable", "run"])
-def test_exception_keeps_exit_code_and_traceback(
-    sandbox: Sandbox, plain: Outcome, command: tuple[str, ...]
-) -> None:
-    outcome = sandbox.run("--fail", command=command, hook=command != RUN)
-
-    assert (outcome.code, outcome.stdout) == (1, plain.stdout)
-    assert outcome.stderr.rstrip().endswith("LookupError: the user's own mistake")
-    assert outcome.stderr.count("Traceback") == 1
-    assert "pygraphd" not in outcome.stderr.partition("Traceback")[2]
-    assert outcome.counts["graphs"] > 0

@@ -40,14 +40,32 @@ def other_triton(folder: Path) -> str:
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
-def test_every_graph_of_both_runs_is_explained(sandbox: Sandbox) -> None:
+def run(sandbox: Sandbox, path: str | None = None) -> Outcome:
+    """Run the program, with another search path if one is given."""
+    path = path or os.environ.get("PYTHONPATH", "")
+    outcome = sandbox.run("--brief", CUDA_VISIBLE_DEVICES="", PYTHONPATH=path)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.counts["graphs"] > 0
+    return outcome
+
+
+def assert_known(outcome: Outcome, *, all_of_them: bool) -> None:
+    assert outcome.counts["hits"] == (outcome.counts["graphs"] if all_of_them else 0)
+    assert outcome.counts["misses"] == (0 if all_of_them else outcome.counts["looked_up"])
+    assert outcome.counts["looked_up"] > 0
+    assert outcome.counts["measured"] == 0
+
+
+def test_every_graph_is_explained_and_a_changed_environment_by_the_factor_that_differs(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
     sandbox.start_daemon()
-    runs = [sandbox.run(CUDA_VISIBLE_DEVICES=""), sandbox.run(CUDA_VISIBLE_DEVICES="")]
+    runs = [run(sandbox), run(sandbox)]
 
     for number, (outcome, source) in enumerate(zip(runs, ("rule", "cache"), strict=True), start=1):
         text, graphs = explained(sandbox, number)
         assert {graph["graph"] for graph in graphs} == digests(outcome)
-        assert sum(graph["ran"]["times"] for graph in graphs) == outcome.counts["graphs"] > 0
+        assert sum(graph["ran"]["times"] for graph in graphs) == outcome.counts["graphs"]
         for graph in graphs:
             assert graph["ran"]["source"] == source
             assert graph["entry"]["text"] == graph["ran"]["text"] == "no CUDA device"
@@ -57,38 +75,44 @@ def test_every_graph_of_both_runs_is_explained(sandbox: Sandbox) -> None:
         assert last.startswith("graph break  ")
         assert all("ran as       KERNELS: no CUDA device" in block for block in blocks)
 
-
-def test_what_is_known_without_a_daemon_is_explained_without_one(sandbox: Sandbox) -> None:
-    sandbox.run(CUDA_VISIBLE_DEVICES="")
-    again = sandbox.run(CUDA_VISIBLE_DEVICES="")
-
-    text, graphs = explained(sandbox, 2)
-    (graph, *_) = digests(again)
-    one = sandbox.pygraphd("cache", "explain", graph)
-
-    assert again.counts["hits"] == again.counts["graphs"] > 0
-    assert {graph["graph"] for graph in graphs} == digests(again)
-    assert all(graph["entry"]["spooled"] for graph in graphs)
-    assert text.count("source       looked up in the spool") == len(graphs)
-    assert "not known" not in text
-    assert (one.returncode, one.stdout.splitlines()[0]) == (0, f"graph        {graph}"), one.stderr
-
-
-def test_a_changed_environment_is_explained_by_the_factor_that_differs(
-    sandbox: Sandbox, tmp_path: Path
-) -> None:
-    sandbox.start_daemon()
-    known = digests(sandbox.run(CUDA_VISIBLE_DEVICES=""))
     sandbox.stop_daemon()
-
-    changed = sandbox.run(PYTHONPATH=other_triton(tmp_path), CUDA_VISIBLE_DEVICES="")
-    text, graphs = explained(sandbox, 2)
+    changed = run(sandbox, other_triton(tmp_path))
+    text, graphs = explained(sandbox, 3)
 
     assert changed.counts["hits"] == 0
-    assert {graph["graph"] for graph in graphs} == digests(changed) == known
+    assert {graph["graph"] for graph in graphs} == digests(changed) == digests(runs[0])
     for graph in graphs:
         assert graph["entry"]["spooled"]
         (difference,) = graph["nearest"]["differences"]
         assert (difference["factor"], difference["here"]) == ("triton", "9.9")
     assert text.count("differs in   triton ") == text.count(" -> 9.9") == len(graphs)
     assert "results not in the cache yet; take them in with: pygraphd start" in text
+
+
+def test_what_was_found_without_a_daemon_is_known_with_and_without_one_and_explained_without_one(
+    sandbox: Sandbox,
+) -> None:
+    first = run(sandbox)
+    second = run(sandbox)
+
+    text, graphs = explained(sandbox, 2)
+    (graph, *_) = digests(second)
+    one = sandbox.pygraphd("cache", "explain", graph)
+    assert {graph["graph"] for graph in graphs} == digests(second)
+    assert all(graph["entry"]["spooled"] for graph in graphs)
+    assert text.count("source       looked up in the spool") == len(graphs)
+    assert "not known" not in text
+    assert (one.returncode, one.stdout.splitlines()[0]) == (0, f"graph        {graph}"), one.stderr
+
+    sandbox.start_daemon()
+    beside = run(sandbox)
+    sandbox.stop_daemon()
+    after = run(sandbox)
+
+    assert_known(first, all_of_them=False)
+    assert first.counts["spooled"] == first.counts["graphs"]
+    for known in (second, beside, after):
+        assert_known(known, all_of_them=True)
+    for alone in (first, second, after):
+        assert alone.counts["daemon"]["version"] is None
+    assert beside.counts["daemon"]["version"] is not None

@@ -1,7 +1,8 @@
 """No daemon, a hung one, one that answers garbage, a home that cannot be used: the user's program must not notice.
 
 Each run is compared with one without PyGraph: same output, same exit code, and kept waiting `MOST_TIMES` at most, each
-time for as long as a question may take (`test_transport.py`). The summary must say what happened.
+time for as long as a question may take (`test_transport.py`). The summary must say what happened. A daemon that dies between
+two runs: `test_second_run.py`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ MOST_TIMES = 2
 Answer = Callable[[socketserver.StreamRequestHandler], None]
 
 
-def assert_unharmed(outcome: Outcome, plain: Outcome) -> None:
-    assert (outcome.code, outcome.stdout) == (plain.code, plain.stdout), outcome.stderr
+def assert_unharmed(outcome: Outcome, brief: Outcome) -> None:
+    assert (outcome.code, outcome.stdout) == (brief.code, brief.stdout), outcome.stderr
     assert "Traceback" not in outcome.stderr
     assert outcome.counts["graphs"] > 0
     assert outcome.counts["hits"] == 0
@@ -114,24 +115,24 @@ def impostor(path: Path, answer: Answer) -> Iterator[list[int]]:
             thread.join()
 
 
-def test_no_daemon(sandbox: Sandbox, plain: Outcome) -> None:
-    outcome = sandbox.run(patient=False)
+def test_no_daemon(sandbox: Sandbox, brief: Outcome) -> None:
+    outcome = sandbox.run("--brief", patient=False)
 
-    assert_unharmed(outcome, plain)
+    assert_unharmed(outcome, brief)
     assert outcome.counts["daemon"]["version"] is None
     assert outcome.counts["failures"]["daemon: no daemon"] > 0
 
 
-def test_a_team_whose_server_never_answers(sandbox: Sandbox, plain: Outcome) -> None:
+def test_a_team_whose_server_never_answers(sandbox: Sandbox, brief: Outcome) -> None:
     pytest.importorskip("psycopg")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"postgresql+psycopg://reader@127.0.0.1:{silent.getsockname()[1]}/team"
         environ = sandbox.environment(PYGRAPHD_TEAM_URL=url)
         started = subprocess.run([sys.executable, "-m", "pygraphd", "start"], env=environ, check=False)
         assert started.returncode == 0
-        outcome = sandbox.run()
+        outcome = sandbox.run("--brief")
 
-        assert_unharmed(outcome, plain)
+        assert_unharmed(outcome, brief)
         assert outcome.counts["failures"] == {}
         assert outcome.counts["recorded"] > 0
         silent.settimeout(COMMAND_TIMEOUT_S)
@@ -139,12 +140,12 @@ def test_a_team_whose_server_never_answers(sandbox: Sandbox, plain: Outcome) -> 
         sandbox.stop_daemon()
 
 
-def test_hung_daemon(sandbox: Sandbox, plain: Outcome) -> None:
+def test_hung_daemon(sandbox: Sandbox, brief: Outcome) -> None:
     os.kill(sandbox.start_daemon(), signal.SIGSTOP)
 
-    outcome = sandbox.run(patient=False)
+    outcome = sandbox.run("--brief", patient=False)
 
-    assert_unharmed(outcome, plain)
+    assert_unharmed(outcome, brief)
     assert outcome.counts["daemon"]["version"] is None
     assert outcome.counts["failures"] == {
         "daemon: not started: no answer in time": 1,
@@ -163,51 +164,38 @@ def test_hung_daemon(sandbox: Sandbox, plain: Outcome) -> None:
         (nothing, "daemon: not HTTP"),
     ],
 )
-def test_garbage_on_the_socket(sandbox: Sandbox, plain: Outcome, answer: Answer, said: str) -> None:
+def test_garbage_on_the_socket(sandbox: Sandbox, brief: Outcome, answer: Answer, said: str) -> None:
     with impostor(sandbox.locations.socket, answer) as callers:
-        outcome = sandbox.run(
-            patient=answer is not slow_bytes
-        )  # the others answer or hang up, sooner or later
+        # The others answer or hang up, sooner or later.
+        outcome = sandbox.run("--brief", patient=answer is not slow_bytes)
 
     assert callers
-    assert_unharmed(outcome, plain)
+    assert_unharmed(outcome, brief)
     assert outcome.counts["daemon"]["version"] is None
     assert any(failure.startswith(said) for failure in outcome.counts["failures"]), outcome.counts["failures"]
 
 
-def test_daemon_dies_between_two_runs_of_a_program(sandbox: Sandbox, plain: Outcome) -> None:
-    pid = sandbox.start_daemon()
-    sandbox.run()
-    os.kill(pid, signal.SIGKILL)
-
-    outcome = sandbox.run()
-
-    assert (outcome.code, outcome.stdout) == (0, plain.stdout)
-    assert outcome.counts["hits"] == outcome.counts["graphs"] > 0
-    assert outcome.counts["daemon"]["version"] is None
-
-
-def test_database_that_is_none(sandbox: Sandbox, plain: Outcome) -> None:
+def test_database_that_is_none(sandbox: Sandbox, brief: Outcome) -> None:
     sandbox.locations.database.write_bytes(os.urandom(8192))
 
-    outcome = sandbox.run()
+    outcome = sandbox.run("--brief")
 
-    assert_unharmed(outcome, plain)
+    assert_unharmed(outcome, brief)
     assert any(failure.startswith("database: ") for failure in outcome.counts["failures"])
 
 
-def test_home_that_is_a_file(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
+def test_home_that_is_a_file(sandbox: Sandbox, brief: Outcome, tmp_path: Path) -> None:
     occupied = tmp_path / "file"
     occupied.write_text("not a folder")
 
-    outcome = sandbox.run(PYGRAPHD_HOME=str(occupied))
+    outcome = sandbox.run("--brief", PYGRAPHD_HOME=str(occupied))
 
-    assert_unharmed(outcome, plain)
+    assert_unharmed(outcome, brief)
     assert any(failure.startswith("spool: ") for failure in outcome.counts["failures"])
 
 
-def test_summary_that_cannot_be_written(sandbox: Sandbox, plain: Outcome, tmp_path: Path) -> None:
-    outcome = sandbox.run(PYGRAPH_SUMMARY=str(tmp_path / "missing" / "summary.json"))
+def test_summary_that_cannot_be_written(sandbox: Sandbox, brief: Outcome, tmp_path: Path) -> None:
+    outcome = sandbox.run("--brief", PYGRAPH_SUMMARY=str(tmp_path / "missing" / "summary.json"))
 
-    assert (outcome.code, outcome.stdout) == (0, plain.stdout)
+    assert (outcome.code, outcome.stdout) == (0, brief.stdout)
     assert "Traceback" not in outcome.stderr

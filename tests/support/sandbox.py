@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pygraphd.schema.locations import Locations, locate
-from tests.support.home_daemons import end_daemons_of
+from tests.support.home_daemons import daemons_of, end_daemons_of
 from tests.support.patience import patient as with_patience
 from tests.support.warm_python import WarmPython
 
@@ -114,8 +114,7 @@ class Sandbox:
         """Start the daemon and return its process id."""
         started = self.pygraphd("start")
         assert started.returncode == 0, started.stderr
-        pid = self.daemon_pid()
-        assert pid is not None
+        (pid,) = daemons_of(self.home)
         return pid
 
     def daemon_pid(self) -> int | None:

@@ -22,7 +22,7 @@ _SERVER = Path(__file__).with_name("warm_server.py")
 # Read while Python starts, and while PyTorch and the libraries below it are imported.
 _READ_BEFORE = ("PYTHON", "TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "TRITON")
 _READ_LATER = frozenset(
-    {"TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    {"PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_VEC_ISA_OK", "TORCH_DEVICE_BACKEND_AUTOLOAD"}
 )
 _BEGIN_S = 300.0
 """How long the server may import until it takes a program: it only ends a test that hangs."""

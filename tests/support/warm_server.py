@@ -7,6 +7,7 @@ PyGraph's hook waits for, has not been imported.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.abc
@@ -16,6 +17,7 @@ import os
 import runpy
 import socket
 import sys
+import tempfile
 import traceback
 import types
 from pathlib import Path
@@ -32,10 +34,64 @@ import torch._inductor.scheduler
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-torch._inductor.codecache.torch_key()  # hashes the sources of PyTorch, once for all forks
-
 PATIENT = Path(__file__).parent / "patient" / "sitecustomize.py"
 BEFORE_THE_HOOK = "torch._inductor.compile_fx"
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+
+# What `compile_fx` and the first compilation import, as long as none of it imports `compile_fx` itself. A module that a
+# version of PyTorch does not have is imported by the fork, if at all.
+LATER = (
+    "sqlite3",
+    "sympy.combinatorics",
+    "sympy.tensor.tensor",
+    "torch._dynamo.backends.cudagraphs",
+    "torch._dynamo.backends.distributed",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._functorch._aot_autograd.subclass_codegen",
+    "torch._functorch._aot_autograd.subclass_parametrization",
+    "torch._inductor.codegen.cpp_wrapper_cpu_array_ref",
+    "torch._inductor.codegen.cpp_wrapper_gpu",
+    "torch._inductor.codegen.cuda_combined_scheduling",
+    "torch._inductor.codegen.halide",
+    "torch._inductor.codegen.memory_planning",
+    "torch._inductor.codegen.mps",
+    "torch._inductor.codegen.pallas",
+    "torch._inductor.codegen.python_wrapper_mtia",
+    "torch._inductor.codegen.wrapper_fxir",
+    "torch._inductor.codegen.xpu.xpu_combined_scheduling",
+    "torch._inductor.compiler_bisector",
+    "torch._inductor.fx_passes.joint_graph",
+    "torch._inductor.fx_passes.post_grad",
+    "torch._inductor.fx_passes.pre_grad",
+    "torch._inductor.hooks",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
+    "torch.fx.experimental.validator",
+    "torch.fx.passes.fake_tensor_prop",
+    "torch.utils.cpp_extension",
+)
+
+# Contains what has Inductor choose an instruction set, as most kernels of programs do.
+KERNEL = 'extern "C" void kernel(float* x) { /* at::vec:: */ }'
+
+
+def prepare() -> None:
+    """Do once what each fork would do anew: imports, hashing the sources of PyTorch, and asking the compiler who it is.
+
+    Nothing that a fork could see: what is kept of it is in caches of PyTorch's, and the same in every process.
+    """
+    for name in LATER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    torch._inductor.codecache.torch_key()
+    kept = os.environ.get(CACHE)
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Exception):  # without a compiler, say
+        os.environ[CACHE] = folder
+        torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding(["float*"], KERNEL)
+    torch._inductor.codecache.CppPythonBindingsCodeCache.cache_clear()
+    os.environ.pop(CACHE, None)
+    if kept is not None:
+        os.environ[CACHE] = kept
 
 
 class _TorchAgain(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -61,11 +117,23 @@ class _TorchAgain(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module._import_device_backends()
 
 
+def search_path(old: str, new: str) -> None:
+    """Have the folders of one PYTHONPATH stand where those of another do, behind what `sys.path` begins with."""
+    mine = [each for each in old.split(os.pathsep) if each]
+    theirs = [each for each in new.split(os.pathsep) if each]
+    if mine != theirs:
+        sys.path[1:] = theirs + [each for each in sys.path[1:] if each not in mine]
+
+
 def _become(request: dict[str, Any], streams: list[int]) -> tuple[str, str, types.ModuleType]:
-    """Be the new process: its streams, variables, folder and arguments."""
+    """Be the new process: its streams, variables, folder, arguments and search path.
+
+    No `sitecustomize` on that path is run: `patient` asks for the one that there is.
+    """
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
+    search_path(os.environ.get("PYTHONPATH", ""), request["environ"].get("PYTHONPATH", ""))
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["folder"])
@@ -109,6 +177,7 @@ def _serve(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 if __name__ == "__main__":
+    prepare()
     if BEFORE_THE_HOOK in sys.modules:
         sys.exit(f"{BEFORE_THE_HOOK} has been imported: programs would not see it come")
     gc.collect()

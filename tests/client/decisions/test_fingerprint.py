@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -101,16 +100,31 @@ def test_ranks_of_parallel_groups_have_the_same_keys(keys: Keys) -> None:
         dist.destroy_process_group()
 
 
+SAY_OPTIONS = """
+from pygraphd.client.backend import torch_private
+print(hash("a name"))
+print(torch_private.kernel_options())
+"""
+WITHOUT_CACHES = """
+import torch._inductor.config
+torch._inductor.config.force_disable_caches = True
+torch._inductor.config.compile_threads = 1
+"""
+
+
 @pytest.mark.slow
 def test_the_same_program_in_another_process_folder_and_hash_seed_has_the_same_keys(run: Run) -> None:
     program = TRAINING.format(arguments="")
 
-    one = run(program, PYTHONHASHSEED="1")
-    two = run("# a line more\n\n" + program.replace("Model", "Net"), PYTHONHASHSEED="2", SCRIPT="other.py")
-    three = run(program, TORCHINDUCTOR_FORCE_DISABLE_CACHES="1", TORCHINDUCTOR_COMPILE_THREADS="1")
+    one = run(program + SAY_OPTIONS, PYTHONHASHSEED="1")
+    two = run("# a line more\n\n" + program.replace("Model", "Net") + SAY_OPTIONS, SCRIPT="other.py")
+    three = run(WITHOUT_CACHES + program)
 
     assert set(one.graphs) == {"forward", "backward", "inference"}
     assert one.graphs == two.graphs == three.graphs
+    (seed, options), (other_seed, other_options) = (each.output.splitlines() for each in (one, two))
+    assert seed != other_seed
+    assert options == other_options != "()"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +148,9 @@ def test_another_graph_has_other_keys(keys: Keys, change: dict[str, Any]) -> Non
     assert not set(base.values()) & set(other.values())
 
 
-def test_settings_that_cannot_be_read_any_more_leave_the_others() -> None:
+def test_settings_that_cannot_be_read_any_more_leave_the_others(
+    warm_python: WarmPython, tmp_path: Path
+) -> None:
     """Torch refuses to answer for one way to set fp32 precision after the other has been used."""
     code = """
 import torch
@@ -144,9 +160,9 @@ torch.backends.cuda.matmul.fp32_precision = "tf32"
 torch.backends.cudnn.conv.fp32_precision = "ieee"
 print(len(before) == len(torch_private.kernel_options()), before != torch_private.kernel_options())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = warm_python.run(["-c", code], os.environ, tmp_path, 600)
 
-    assert done.stdout == "True True\n"
+    assert done.stdout == "True True\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -258,20 +274,3 @@ def test_what_cannot_be_read_is_unknown_and_says_why() -> None:
 def test_a_mig_instance_is_told_apart() -> None:
     assert fingerprint._mig_profile("NVIDIA H100 80GB HBM3 MIG 1g.10gb") == "1g.10gb"
     assert fingerprint._mig_profile("NVIDIA H200") == ""
-
-
-def test_the_options_are_the_same_in_every_process() -> None:
-    code = "from pygraphd.client.backend import torch_private; print(torch_private.kernel_options())"
-
-    one, two = (
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    )
-
-    assert one == two != ""

@@ -7,10 +7,7 @@ The clock stands in for the GPU's, as in `test_plan`.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +15,15 @@ import pytest
 from pygraphd.client.autotune import partition_trial
 from pygraphd.client.decisions import leases
 from pygraphd.client.frontend.runtime import Runtime
+from tests.support import measurer as measurers
 from tests.support.compiled import ENOUGH, compile_three, relocating, run, session, sources
 from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.support.measurer import Measurer
 
 __all__ = ["relocating", "session"]  # fixtures
 
@@ -31,28 +32,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("pa
 LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
 GRAPHS = 3
 TIMEOUT_S = 120.0
-# Begins to measure the graphs that `compile_three` makes, says so, ends that when it is told to, and lives on.
-MEASURER = """
-import sys
-import pytest
-import torch._inductor.config as inductor_config
-from pygraphd.client.autotune import partition_trial
-from pygraphd.client.frontend.runtime import Runtime
-from tests.support.compiled import ENOUGH, compile_three, pretend_there_is_a_gpu, run
-from tests.support.patience import be_patient
-
-patch = pytest.MonkeyPatch()
-pretend_there_is_a_gpu(patch)
-be_patient(patch)
-with inductor_config.patch({"triton.cudagraphs": True}):
-    session = Runtime()
-    graphs = compile_three(session)
-    run(*graphs, partition_trial.WARM_UP_CALLS + 3)
-    print(*session.report.failures, session.report.counts["waited"], flush=True)
-    run(*graphs, ENOUGH if sys.stdin.readline() else 0)
-    print(session.report.counts["recorded"], flush=True)
-sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -88,28 +67,16 @@ def run_until(session: Runtime, graphs: tuple[Any, Any], count: str) -> None:
 
 
 @pytest.fixture
-def measurer(home: Home) -> Iterator[subprocess.Popen[str]]:
+def measurer(home: Home) -> Iterator[Measurer]:
     """Return another process, which is measuring."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", MEASURER],
-        env=home.environ,
-        cwd=Path(__file__).parents[3],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "0\n"
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
+    started = measurers.start(home.environ)
+    yield started
+    started.kill()
 
 
 @pytest.mark.usefixtures("looking")
 def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
-    home: Home, measurer: subprocess.Popen[str], session: Runtime
+    home: Home, measurer: Measurer, session: Runtime
 ) -> None:
     graphs = compile_three(session)
     assert home.ask("GET", "/v1/stats")[1]["leases"] == GRAPHS
@@ -131,10 +98,9 @@ def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
 
 
 def test_what_was_measured_after_a_measurers_death_is_known_to_the_next(
-    home: Home, measurer: subprocess.Popen[str], session: Runtime
+    home: Home, measurer: Measurer, session: Runtime
 ) -> None:
     measurer.kill()
-    measurer.wait(TIMEOUT_S)
 
     run(*compile_three(session), ENOUGH)
     told = Runtime(session.locations)
@@ -147,16 +113,13 @@ def test_what_was_measured_after_a_measurers_death_is_known_to_the_next(
 
 @pytest.mark.usefixtures("looking")
 def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
-    home: Home, measurer: subprocess.Popen[str], session: Runtime
+    home: Home, measurer: Measurer, session: Runtime
 ) -> None:
-    assert measurer.stdin is not None
-    assert measurer.stdout is not None
     graphs = compile_three(session)
 
     waiting = run(*graphs, ENOUGH)
-    measurer.stdin.write("go on\n")
-    measurer.stdin.flush()
-    assert measurer.stdout.readline() == f"{GRAPHS}\n"
+    measurer.connection.send("go on")
+    assert measurer.answer() == GRAPHS
     run_until(session, graphs, "adopted")
 
     assert waiting == [LAUNCHED] * ENOUGH
@@ -167,16 +130,14 @@ def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
     assert session.report.failures == {}
     stats = home.ask("GET", "/v1/stats")[1]
     assert (stats["entries"], stats["records"]) == (GRAPHS, GRAPHS)
-    assert measurer.poll() is None
+    assert measurer.process.is_alive()
 
 
 @pytest.mark.usefixtures("looking")
-def test_who_does_not_call_any_more_but_lives_is_waited_for(
-    measurer: subprocess.Popen[str], session: Runtime
-) -> None:
+def test_who_does_not_call_any_more_but_lives_is_waited_for(measurer: Measurer, session: Runtime) -> None:
     steps = run(*compile_three(session), 3 * ENOUGH)
 
-    assert measurer.poll() is None
+    assert measurer.process.is_alive()
     assert steps == [LAUNCHED] * 3 * ENOUGH
     assert (session.report.counts["waited"], session.report.counts["measured"]) == (GRAPHS, 0)
 
@@ -184,13 +145,13 @@ def test_who_does_not_call_any_more_but_lives_is_waited_for(
 @pytest.mark.usefixtures("looking")
 @pytest.mark.parametrize("lease", ["0.5s"])
 def test_who_does_not_call_any_more_is_waited_for_no_longer_than_its_lease(
-    home: Home, measurer: subprocess.Popen[str], session: Runtime
+    home: Home, measurer: Measurer, session: Runtime
 ) -> None:
     graphs = compile_three(session)
 
     run_until(session, graphs, "recorded")
 
-    assert measurer.poll() is None
+    assert measurer.process.is_alive()
     counts = session.report.summary()
     assert (counts["measured"], counts["recorded"], counts["adopted"]) == (GRAPHS, GRAPHS, 0)
     assert run(*graphs, 3) == [CAPTURED] * 3

@@ -307,7 +307,7 @@ def programs(draw: st.DrawFn) -> tuple[Builder, list[Node]]:
     return build, outputs
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=100)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=60)
 @given(programs())
 def test_any_program_computes_what_it_did_in_order(program: tuple[Builder, list[Node]]) -> None:
     build, outputs = program

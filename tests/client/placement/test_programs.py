@@ -30,7 +30,7 @@ def test_each_habit_alone_stays_what_it_is(matrices_elsewhere: Report, habit: ty
 
 @pytest.mark.slow
 @given(programs)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_program_stays_what_it_is(matrices_elsewhere: Report, habits: tuple[type[Habit], ...]) -> None:
     torch._dynamo.reset()
     compare(habits, "cpu", 4, mode=MODE)
@@ -40,7 +40,7 @@ def test_any_program_stays_what_it_is(matrices_elsewhere: Report, habits: tuple[
 
 @pytest.mark.slow
 @given(programs)
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_program_of_which_a_few_numbers_are_left_to_pytorch(
     matrices_elsewhere: Report, monkeypatch: pytest.MonkeyPatch, habits: tuple[type[Habit], ...]
 ) -> None:

@@ -1,11 +1,12 @@
 """One of four ranks of a gloo group: plans and calls the same graphs as the others, and writes down what ran and was reported.
 
 Every case has graphs of its own. The clock stands in for the GPU's, and relocatable graphs are functions that say so; the group, its
-store, the caches and the daemon are real. Arguments: rank, port, folder.
+store, the caches and the daemon are real. The ranks are forks of one process, which imports PyTorch once. Arguments: port, folder.
 """
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import json
 import os
@@ -39,13 +40,32 @@ from tests.support.patience import be_patient
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-RANK, PORT, FOLDER = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+PORT, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
 STEPS = 120  # more than what is decided takes to be run
 WORLD = 4
 HANGS_S = 120
 FAST = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
 SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}
+PR_SET_PDEATHSIG = 1
 Pair = tuple[Compiled, Compiled]
+
+
+def become_a_rank() -> int:
+    """Return in a fork for each rank, with its number; the process that has forked ends when all of them have, by its status."""
+    ranks = []
+    for rank in range(WORLD):
+        process = os.fork()
+        if process == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            return rank
+        ranks.append(process)
+    failed = False
+    for process in ranks:
+        failed |= os.waitpid(process, 0)[1] != 0
+    sys.exit(failed)
+
+
+RANK = become_a_rank()
 
 
 class Case:

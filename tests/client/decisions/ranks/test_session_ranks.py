@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +15,12 @@ from tests.support.ports import free_port
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.warm_python import WarmPython
+
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[4]
+RANKS = "import runpy; runpy.run_module('tests.support.programs.ranks', run_name='__main__')"
 RECORDED = {"KERNELS": 0, "GRAPH": 2}
 KERNELS = {"KERNELS": 2, "GRAPH": 0}
 FASTER = {ReasonCode.SAVES_HOST_TIME.text: 2}
@@ -29,26 +28,13 @@ Outcome = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm_python: WarmPython) -> Path:
     """Return where four ranks, which have run, left what they saw."""
     made = tmp_path_factory.mktemp("ranks")
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYGRAPH")}
     environ = {**clean, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.programs.ranks", str(rank), port, str(made)],
-            cwd=ROOT, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )
-        for rank in range(4)
-    ]  # fmt: skip
-    try:
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # and what it has started
-    assert [process.returncode for process in processes] == [0] * 4, "\n".join(outputs)
+    ended = warm_python.run(["-c", RANKS, str(free_port()), made], environ, ROOT, 600)
+    assert ended.returncode == 0, ended.stderr
     return made
 
 
