@@ -26,6 +26,7 @@ LOADED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.daemon
 @pytest.mark.usefixtures("patient")
 def test_lookups_in_a_real_daemon(tmp_path: Path) -> None:

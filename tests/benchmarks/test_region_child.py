@@ -63,6 +63,7 @@ def test_what_was_measured_can_be_written(tmp_path: Path) -> None:
     assert found["environment"]["torch"] == torch.__version__
 
 
+@pytest.mark.slow
 def test_graphs_are_told_what_is_saved_for_a_backward(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[frozenset[int]] = []
 

@@ -24,6 +24,7 @@ def test_a_way_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_process_that_fails_is_in_the_file_and_in_the_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

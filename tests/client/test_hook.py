@@ -115,6 +115,7 @@ def test_the_helper_is_compiled_while_graphs_are_so_that_the_first_recording_has
     assert not any("helper" in failure for failure in outcome.summary["failures"])
 
 
+@pytest.mark.slow
 def test_nccl_registers_no_memory_in_captures_of_collectives_unless_the_user_says_so(run: Run) -> None:
     program = """
     import os
@@ -294,6 +295,7 @@ def test_a_child_of_multiprocessing_compiles_with_a_session_of_its_own(
         wait_for_end(process)  # as those end that torch and `multiprocessing` have started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "environ"),
     [
@@ -386,6 +388,7 @@ f(x)
 """
 
 
+@pytest.mark.slow
 def test_of_what_breaks_within_pytorch_the_summary_has_the_line_that_calls_it(run: Run) -> None:
     breaks = run(BREAKING_WITHIN).summary["graph_breaks"]
 

@@ -91,6 +91,7 @@ def use(runtime: Runtime, number: int, steps: int) -> list[weakref.ref[Any]]:
     return [pair, *map(weakref.ref, slots)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [5, 40], ids=["undecided", "decided"])
 def test_containers_are_where_they_were_after_two_hundred_models(
     session: Runtime, relocating: list[Any], steps: int

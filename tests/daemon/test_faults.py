@@ -70,6 +70,7 @@ def test_a_removed_database_is_begun_anew(home: Home, make_request: Callable[...
     assert "was removed or replaced while in use" in _problems(home)
 
 
+@pytest.mark.slow
 def test_a_newer_database_is_only_read(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(make_request("a")))
@@ -85,6 +86,7 @@ def test_a_newer_database_is_only_read(home: Home, make_request: Callable[..., R
     assert "newer pygraphd" in _problems(home)
 
 
+@pytest.mark.slow
 def test_records_survive_a_kill(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     for number in range(3):
         pid = home.start()
@@ -105,6 +107,7 @@ def test_what_is_not_known_is_looked_for_in_the_spool_first(
     assert _hits(home, make_request("c")) == 1
 
 
+@pytest.mark.slow
 def test_the_spool_is_taken_in(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.variables["PYGRAPHD_HOUSEKEEPING"] = "0.2"
     home.put_in_spool("before.json", encode(make_request("a")))
@@ -146,6 +149,7 @@ def small_disk(home: Home, tmp_path: Path) -> Iterator[Path]:
             home.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_disk")
 def test_a_full_disk(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
@@ -170,6 +174,7 @@ def test_a_full_disk(home: Home, make_request: Callable[..., RecordRequest]) -> 
     assert home.ask("POST", "/v3/record", encode(make_request("again")))[0] == 200
 
 
+@pytest.mark.slow
 def test_a_disk_filled_by_others(
     home: Home, small_disk: Path, make_request: Callable[..., RecordRequest]
 ) -> None:
@@ -229,6 +234,7 @@ def test_a_read_only_home_is_why_a_daemon_does_not_start(home: Home, tmp_path: P
     assert (started.returncode, started.stderr) == (1, f"pygraphd: pygraphd did not start: {said}\n")
 
 
+@pytest.mark.slow
 def test_a_read_only_folder(home: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]) -> None:
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)

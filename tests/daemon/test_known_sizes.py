@@ -33,6 +33,7 @@ def stats(home: Home) -> dict[str, Any]:
     return home.ask("GET", "/v1/stats")[1]
 
 
+@pytest.mark.slow
 def test_a_second_program_gets_all_sizes_in_one_request_the_most_used_first(home: Home) -> None:
     home.start()
     first, _ = program(home)
@@ -93,6 +94,7 @@ def test_a_bad_request_is_refused(shared_home: Home, changes: dict[str, object])
     assert (status, next(iter(changes)) in answer["error"]) == (400, True)
 
 
+@pytest.mark.slow
 def test_sizes_that_were_carried_elsewhere_are_found_by_their_graph(home: Home, tmp_path: Path) -> None:
     home.start()
     cache = Cache(home.locations, "here", Report())

@@ -83,6 +83,7 @@ def test_of_many_processes_one_measures(home: Home, make_request: Callable[..., 
     assert home.ask("GET", "/v1/stats")[1]["leases"] == 3
 
 
+@pytest.mark.slow
 def test_status_says_who_measures_and_who_waits(
     home: Home, make_request: Callable[..., RecordRequest]
 ) -> None:

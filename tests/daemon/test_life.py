@@ -44,6 +44,7 @@ def test_stop_leaves_the_daemon_of_a_stranger_alone(home: Home) -> None:
     assert "others can write to it" in stopped.stderr
 
 
+@pytest.mark.slow
 def test_start_status_stop(home: Home) -> None:
     assert home.pygraphd("status").returncode == 3
     started = home.pygraphd("start")
@@ -109,6 +110,7 @@ def _has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_restart_is_another_process_with_the_same_cache(
     home: Home, make_request: Callable[..., RecordRequest]
 ) -> None:
@@ -120,6 +122,7 @@ def test_restart_is_another_process_with_the_same_cache(
     assert status["entries"] == 1
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_the_options_of_the_daemon_before(home: Home) -> None:
     home.pygraphd("start", "--log", "debug", "--idle-exit", "1h")
     done = home.pygraphd("restart", "--idle-exit", "2h")
@@ -200,6 +203,7 @@ def test_a_start_beside_a_running_daemon_says_what_it_does_not_apply(home: Home)
     assert home.pygraphd("start", "--idle-exit=1h", "--log=debug").stderr == f"pygraphd: {said}\n"
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(home: Home) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGKILL)
@@ -210,6 +214,7 @@ def test_killed_and_started_again(home: Home) -> None:
     assert home.status()["pid"] != pid
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named_and_left_alone(home: Home) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGSTOP)
@@ -225,6 +230,7 @@ def test_a_stopped_process_is_named_and_left_alone(home: Home) -> None:
     assert home.status()["pid"] == pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("patience", "words"),
     [("daemon.process.PATIENCE_S", ["start", "--foreground"]), ("cli.lifecycle.START_S", ["start"])],
@@ -254,6 +260,7 @@ def test_a_live_socket_is_never_taken(home: Home) -> None:
     assert running.pid == pid
 
 
+@pytest.mark.slow
 def test_what_is_no_socket_is_not_removed(home: Home) -> None:
     home.locations.socket.write_text("precious")
     process = home.spawn()
@@ -274,6 +281,7 @@ def test_a_socket_that_is_not_ours_is_not_removed_at_the_end(home: Home) -> None
     assert home.locations.socket.read_text() == "somebody else's"
 
 
+@pytest.mark.slow
 def test_a_deleted_socket_is_bound_again(home: Home) -> None:
     pid = home.start()
     home.locations.socket.unlink()
@@ -285,6 +293,7 @@ def test_a_deleted_socket_is_bound_again(home: Home) -> None:
     assert not home.locations.socket.exists()
 
 
+@pytest.mark.slow
 def test_a_daemon_without_socket_and_lock_ends_for_the_next_one(home: Home) -> None:
     home.start()
     home.locations.lock.unlink()
@@ -324,6 +333,7 @@ def test_it_ends_when_nobody_uses_it(home: Home) -> None:
     assert not home.locations.socket.exists()
 
 
+@pytest.mark.slow
 def test_a_long_path(home: Home) -> None:
     home.path = home.path / ("x" * 120)
     assert home.pygraphd("start").returncode == 0

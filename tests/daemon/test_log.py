@@ -64,6 +64,7 @@ def test_a_level_that_is_none_is_refused_before_anything_is_done(home: Home) -> 
     assert not home.locations.log.exists()
 
 
+@pytest.mark.slow
 def test_a_log_that_was_removed_is_begun_anew(home: Home) -> None:
     home.start()
     home.locations.log.unlink()

@@ -78,6 +78,7 @@ def _connects(port: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_commands_see_what_a_daemon_counts(
     home: Home,
     make_request: Callable[..., RecordRequest],
@@ -143,6 +144,7 @@ def activate(home: Home, listening: socket.socket) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.slow
 def test_a_socket_of_systemd_is_served_and_left_in_place(home: Home) -> None:
     path = home.locations.socket
     with socket.socket(socket.AF_UNIX) as listening:

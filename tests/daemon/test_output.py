@@ -57,6 +57,7 @@ def _ended(home: Home, output: int | None, *words: str) -> tuple[int, str]:
         return done.returncode, errors.read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("opened", "expected"),
     [(_full, FULL), (_unread, UNREAD), (contextlib.nullcontext, CLOSED)],

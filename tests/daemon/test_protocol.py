@@ -72,6 +72,7 @@ def test_what_is_recorded_is_found_by_another_client(
     assert stats["settings"]["idle_exit"] == {"value": 1800.0, "origin": "default"}
 
 
+@pytest.mark.slow
 def test_rows_carry_the_peers_uid(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(make_request("a")))
@@ -182,6 +183,7 @@ def test_another_user_is_refused(home: Home) -> None:
     assert "uid 12345 may not use the daemon of uid 0" in answer.stdout
 
 
+@pytest.mark.slow
 def test_a_prune_goes_through_the_daemon(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(make_request("a", "b")))

@@ -59,6 +59,7 @@ def _decisions(home: Home, request: RecordRequest) -> list[tuple[str, int]]:
     return [(str(by_graph[g].deployment), by_graph[g].policy) for g in asked.graphs]
 
 
+@pytest.mark.slow
 def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(outdated))
@@ -109,6 +110,7 @@ def test_a_bad_request_changes_nothing(home: Home, outdated: RecordRequest, body
     assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
 
 
+@pytest.mark.slow
 def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdated: RecordRequest) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(outdated))
@@ -121,6 +123,7 @@ def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdat
     assert sorted(entry["deployment"] for entry in listing["entries"]) == ["GRAPH", "KERNELS"]
 
 
+@pytest.mark.slow
 def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordRequest) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(outdated))
@@ -130,6 +133,7 @@ def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordR
     assert f"policy {POLICY_VERSION}: 1 entries looked at anew" in home.locations.log.read_text()
 
 
+@pytest.mark.slow
 def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     home: Home, outdated: RecordRequest
 ) -> None:

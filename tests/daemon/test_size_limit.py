@@ -60,6 +60,7 @@ def _evicted(home: Home) -> int:
     return evicted
 
 
+@pytest.mark.slow
 def test_a_small_database_stays_small_and_keeps_what_is_used(
     home: Home, make_request: Callable[..., RecordRequest]
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_daemon_that_serves_from_one_look_to_the_next_is_met(
     assert running.pid == home.processes[0].pid
 
 
+@pytest.mark.slow
 def test_a_starting_daemon_is_not_to_be_killed(home: Home, gate: Path) -> None:
     process = lifecycle._spawn(lifecycle._Log(home.locations.log), ())
     home.wait_until(lambda: activity_of_holder(home.locations) is Activity.STARTING)

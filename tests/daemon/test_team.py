@@ -50,6 +50,7 @@ def _queued(home: Home) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_records_and_lookups_go_on_and_what_is_to_be_published_waits(home: Home, nobody: str) -> None:
     started = home.pygraphd("start", f"--team-url={nobody}")
     assert started.returncode == 0, started.stderr
@@ -102,6 +103,7 @@ def test_a_reload_begins_and_ends_the_exchange(home: Home, nobody: str) -> None:
     home.wait_until(lambda: home.ask("GET", "/v1/stats")[1]["team"] is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["start", "restart"])
 def test_a_url_that_is_given_as_an_option_is_told_to_be(home: Home, nobody: str, command: str) -> None:
     """Over a variable that names another, after the settings were read anew, and without its password in any process's words."""
@@ -127,6 +129,7 @@ def test_a_url_that_is_given_as_an_option_is_told_to_be(home: Home, nobody: str,
     assert told() == {"value": "", "origin": "--team-url"}
 
 
+@pytest.mark.slow
 def test_records_that_wait_are_told_without_a_daemon(home: Home, nobody: str) -> None:
     home.variables["PYGRAPHD_TEAM_URL"] = nobody
     home.start()

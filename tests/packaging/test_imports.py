@@ -62,6 +62,7 @@ def test_hook_imports_no_database_and_no_torch(module: str) -> None:
     assert not imported & HEAVY
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("variables", [{}, {"PYGRAPH": ""}, {"PYGRAPH": "0"}])
 def test_importing_torch_imports_only_the_switch(variables: dict[str, str]) -> None:
@@ -72,6 +73,7 @@ def test_importing_torch_imports_only_the_switch(variables: dict[str, str]) -> N
     assert len(ours) <= 6, ours  # and what a version number takes
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_switched_on_import_of_torch_still_imports_no_compiler() -> None:
     imported = modules_after("import torch", PYGRAPH="1", PYGRAPHD_AUTOSTART="0")

@@ -473,6 +473,7 @@ def test_an_artifact_is_loaded_as_a_file_of_inductors_cache(
     assert json.loads((tmp_path / "pygraph" / "a.json").read_text()) == {"a": [1, 2.5, None]}
 
 
+@pytest.mark.slow
 def test_threads_by_which_inductor_compiles_are_recognized() -> None:
     before = torch_private.threads_that_compile()
     workers = SubprocPool(1)

@@ -148,6 +148,7 @@ def test_another_graph_has_other_keys(keys: Keys, change: dict[str, Any]) -> Non
     assert not set(base.values()) & set(other.values())
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_be_read_any_more_leave_the_others(
     warm_python: WarmPython, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ print(len(before) == len(torch_private.kernel_options()), before != torch_privat
     assert done.stdout == "True True\n", done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [

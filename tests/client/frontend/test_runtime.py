@@ -119,6 +119,7 @@ def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     assert dict(session.report.failures) == {"relocatable graphs: this torch lacks much": 1}
 
 
+@pytest.mark.slow
 def test_who_does_not_want_relocatable_graphs_imports_nothing_of_them() -> None:
     code = "import sys, pygraphd.client.frontend.runtime; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

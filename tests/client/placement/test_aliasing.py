@@ -192,6 +192,7 @@ class Scheduled(Keeping):
         return y, decay, decay, self.rate, y[:, 1], x
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("for_all_rules")
 @pytest.mark.parametrize("kind", [Known, Given, Computed, Scheduled])
 def test_what_is_returned_lies_where_it_would(kind: type[Keeping]) -> None:

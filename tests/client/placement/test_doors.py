@@ -45,11 +45,13 @@ def ran(run: Run, arguments: str, before: str = "", **environ: str) -> tuple[Any
     return outcome.summary["placed"], failures, outcome.output
 
 
+@pytest.mark.slow
 def test_backend_pygraph_applies_them_to_the_first_graph_of_a_process(run: Run) -> None:
     """Nothing has imported Inductor by then."""
     assert ran(run, "backend='pygraph'", PYGRAPH="")[:2] == (1, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pygraph", ["1", ""])
 def test_a_pass_among_the_options_of_backend_pygraph_runs_beside_them(run: Run, pygraph: str) -> None:
     arguments = "backend='pygraph', options={'post_grad_custom_pre_pass': Theirs()}"

@@ -113,6 +113,7 @@ def _copied(call: Call) -> Call:
     return tuple(each.clone() for each in call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.function.__name__)
 def test_a_wrong_call_fails_as_it_does_without_the_rules(case: Case) -> None:
     torch._dynamo.reset()

@@ -67,6 +67,7 @@ def sampled(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     return (x @ x / by).softmax(-1) @ x
 
 
+@pytest.mark.slow
 def test_the_temperature_of_a_softmax_is_sent_when_it_has_changed(added: Report) -> None:
     compiled = torch.compile(sampled, mode=SPLIT, dynamic=False)
     x, by = torch.randn(4, 4), torch.tensor(2.0)
@@ -87,6 +88,7 @@ def trained(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     return (x @ x * (by * 2).exp()).sum()
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_value_at_that_call(added: Report) -> None:
     compiled = torch.compile(trained, mode=SPLIT, dynamic=False)
     by = torch.tensor(0.1)
@@ -169,6 +171,7 @@ def of_extremes(x: torch.Tensor, *numbers: torch.Tensor) -> list[torch.Tensor]:
     return [*there, *(x * (each + 1) for each in numbers), numbers[0] + 1, numbers[0] * 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32], ids=str)
 def test_extreme_numbers_keep_type_and_value(added: Report, dtype: torch.dtype) -> None:
     """One of 2**62 + 1 is no 64-bit float."""

@@ -121,6 +121,7 @@ def test_nothing_is_written_to_what_was_sent(added: Report) -> None:
     assert (added.counts["placed_inputs"], added.counts["sent"]) == (1, 1)
 
 
+@pytest.mark.slow
 def test_what_inductor_has_cached_takes_new_values(added: Report) -> None:
     x = torch.randn(4, 4, requires_grad=True)
     for number in range(2):

@@ -35,6 +35,7 @@ def first(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@pytest.mark.slow
 def test_copies_between_work_leave_it_in_one_part(matrices_elsewhere: Report) -> None:
     x, weights = torch.randn(ROWS, SIZE), torch.randn(3, SIZE * SIZE).unbind()
     assert weights[0].nbytes > inputs.MAX_INPUT_BYTES

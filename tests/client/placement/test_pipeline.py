@@ -127,6 +127,7 @@ def branching(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return torch.cond(p, branch, lambda x: x[:, :3] * 2, (x,))
 
 
+@pytest.mark.slow
 def test_graphs_within_graphs_are_left_alone(added: Report) -> None:
     x = torch.randn(3, 12)
 

@@ -101,6 +101,16 @@ def test_a_call_that_allocates_little_is_captured_whatever_the_peak_of_the_proce
         case.expect(captured=captured)
 
 
+def test_a_second_capture_is_asked_for_by_what_the_first_one_took(case: Case) -> None:
+    """Before the first one there is only an estimate, the process's peak. Beside the first one it would be too much."""
+    case.recorder.memory_bytes = 1 << 20
+    case.recorder.peak_of_a_call = (1 << 20) - 12 * BLOCK  # eight for the inputs
+    call(case, case.made(twice, CUSTOM))
+
+    assert case.recorder.captures == 2
+    case.expect(captured=1)
+
+
 def test_a_capture_for_which_addresses_do_not_do_is_asked_for_as_well(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         if isinstance(operations, Recording) and case.recorder.captures == 1:

@@ -135,6 +135,7 @@ FORMS = {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     steps=STEPS,

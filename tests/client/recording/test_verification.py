@@ -72,6 +72,7 @@ def shared(values: Sequence[Any]) -> list[tuple[int, int, int]]:
     ]
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(inputs())
 def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:

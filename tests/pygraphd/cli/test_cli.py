@@ -144,6 +144,7 @@ def test_inspect(filled: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     assert listing["schema"] == 1
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_lines_that_fit_and_with_wide_those_of_a_pipe(filled: Locations) -> None:
     environ = {**os.environ, "COLUMNS": "80"}
 

@@ -88,6 +88,7 @@ REQUIRED = "TESTS_REQUIRE_SHELLS"
 """The variable with which a shell that is missing fails its test, instead of having it skipped."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_shell_itself_completes(shell: str, tmp_path: Path) -> None:
     if (program := shutil.which(shell)) is None:

@@ -40,6 +40,7 @@ def _columns(database: Path) -> list[tuple[str, str]]:
         ]
 
 
+@pytest.mark.slow
 def test_no_value_in_any_column_crashes_a_command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -79,6 +80,7 @@ def test_no_value_in_any_column_crashes_a_command(
     assert "1 row left out, since what is stored of it is not valid" in shown.err
 
 
+@pytest.mark.slow
 def test_no_value_in_any_column_crashes_an_export(
     tmp_path: Path, make_request: Callable[..., RecordRequest]
 ) -> None:

@@ -132,6 +132,7 @@ def _ended(words: list[str], output: int | None, folder: Path) -> tuple[int, str
     return os.waitstatus_to_exitcode(status), errors.read_text()
 
 
+@pytest.mark.slow
 def test_output_that_is_full_is_one_line(commands: dict[str, int], tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         ended = {words: _ended(words.split(), full.fileno(), tmp_path) for words in commands}
@@ -140,6 +141,7 @@ def test_output_that_is_full_is_one_line(commands: dict[str, int], tmp_path: Pat
     assert ended == dict.fromkeys(commands, (1, said))
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_error_to_speak_of(commands: dict[str, int], tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -151,6 +153,7 @@ def test_output_that_nobody_reads_is_no_error_to_speak_of(commands: dict[str, in
     assert ended == dict.fromkeys(commands, (1, ""))
 
 
+@pytest.mark.slow
 def test_output_that_is_closed_is_wanted_by_nobody(commands: dict[str, int], tmp_path: Path) -> None:
     ended = {words: _ended(words.split(), None, tmp_path) for words in commands}
 
@@ -176,6 +179,7 @@ def test_a_program_that_is_run_ends_as_it_does_by_itself(tmp_path: Path, end: st
     assert (by_itself[0] == 5) is (end == ">&-")
 
 
+@pytest.mark.slow
 def test_a_home_that_cannot_be_looked_into_is_one_line(
     commands: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
