@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     Nor does any of them find what the package ships, whatever that is: a test that wants shipped decisions brings its own.
     """
     os.environ["PYGRAPHD_SHIPPED"] = "0"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, each process would compile all of our modules
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # or kernels wait for threads that have no core
     compiler = os.environ.get("CXX", "g++")

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.daemon import control
-from pygraphd.schema.messages import RecordRequest, encode
+from pygraphd.schema.messages import encode
 from tests.support.daemon_home import COMMAND, HANGS_S, Home
+from tests.support.record_requests import record_request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.daemon, pytest.mark.slow]
@@ -27,23 +28,30 @@ ONE = ("--graph", hashlib.sha256(b"0").hexdigest()[:12])
 """One of them, which fits into a buffer that is written when all else is done."""
 
 
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Iterator[Home]:
-    opened = Home(tmp_path / "elsewhere")
-    opened.path.mkdir(mode=0o700)
+@pytest.fixture(scope="module")
+def exporter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """Return another machine's home with a running daemon, whose cache all tests of this file read."""
+    opened = Home(tmp_path_factory.mktemp("elsewhere"))
+    opened.path.chmod(0o700)
     try:
+        opened.start()
+        opened.ask("POST", "/v3/record", encode(record_request(list(map(str, range(MANY))))))
         yield opened
     finally:
         opened.close()
 
 
 @pytest.fixture
-def file(elsewhere: Home, tmp_path: Path, make_request: Callable[..., RecordRequest]) -> Path:
+def elsewhere(exporter: Home) -> Home:
+    """Return the other machine's home, with variables of the test's own."""
+    return Home(exporter.path)
+
+
+@pytest.fixture(scope="module")
+def file(exporter: Home, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what another machine's cache has exported while its daemon ran."""
-    elsewhere.start()
-    elsewhere.ask("POST", "/v3/record", encode(make_request(*map(str, range(MANY)))))
-    path = tmp_path / "known.jsonl"
-    done = elsewhere.pygraphd("cache", "export", str(path))
+    path = tmp_path_factory.mktemp("exported") / "known.jsonl"
+    done = exporter.pygraphd("cache", "export", str(path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", f"wrote {MANY} entries\n")
     return path
 
@@ -175,26 +183,25 @@ def test_there_must_be_something_to_export(home: Home, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_what_waits_in_the_spool_is_told(
-    elsewhere: Home, file: Path, make_request: Callable[..., RecordRequest]
-) -> None:
-    elsewhere.pygraphd("stop")
-    (elsewhere.locations.spool / "some.json").write_bytes(encode(make_request("spooled")))
-    done = elsewhere.pygraphd("cache", "export", f"{file}.new")
+def test_what_waits_in_the_spool_is_told(home: Home, file: Path, tmp_path: Path) -> None:
+    assert home.pygraphd("cache", "import", str(file)).returncode == 0
+    home.put_in_spool("some.json", encode(record_request(["spooled"])))
+    done = home.pygraphd("cache", "export", str(tmp_path / "new"))
     assert done.stderr == f"wrote {MANY} entries; 1 file waits in the spool: run `pygraphd start` first\n"
 
 
 @pytest.mark.parametrize("running", [True, False])
-def test_of_a_bad_file_nothing_is_stored(home: Home, file: Path, running: bool) -> None:
+def test_of_a_bad_file_nothing_is_stored(home: Home, file: Path, tmp_path: Path, running: bool) -> None:
     if running:
         home.start()
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:-1]) + lines[-1].replace("sm_count", "cores"))
-    done = home.pygraphd("cache", "import", str(file))
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("".join(lines[:-1]) + lines[-1].replace("sm_count", "cores"))
+    done = home.pygraphd("cache", "import", str(bad))
     assert done.returncode == 2
     assert (
         done.stderr
-        == f"pygraphd: {file}: line {MANY + 1}: environment: sm_count is missing; nothing was imported\n"
+        == f"pygraphd: {bad}: line {MANY + 1}: environment: sm_count is missing; nothing was imported\n"
     )
     assert listed(home) == []
 
@@ -216,7 +223,7 @@ def test_a_bad_request_is_refused(shared_home: Home, body: bytes) -> None:
 def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, file: Path) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGSTOP)
-    done = home.pygraphd("cache", "import", str(file))
+    done = home.pygraphd_soon("cli.writing.LOCK_WAIT_S", "cache", "import", str(file))
     assert done.returncode == 1
     assert f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}" in done.stderr
     os.kill(pid, signal.SIGCONT)

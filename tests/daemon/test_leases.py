@@ -71,14 +71,14 @@ def granted(cache: Cache, request: RecordRequest) -> int:
 def test_of_many_processes_one_measures(home: Home, make_request: Callable[..., RecordRequest]) -> None:
     home.start()
     request = make_request("a", "b", "c")
-    processes = [_start(home, request) for _ in range(6)]
+    processes = [_start(home, request) for _ in range(4)]
     try:
         granted = [_granted(process) for process in processes]
     finally:
         _end(processes)
 
     *others, one = sorted(granted, key=len)
-    assert others == [[]] * 5
+    assert others == [[]] * 3
     assert sorted(one) == sorted(each.graph.digest for each in request.records)
     assert home.ask("GET", "/v1/stats")[1]["leases"] == 3
 

@@ -78,12 +78,12 @@ def test_a_relative_home_is_the_same_folder_for_the_daemon(home: Home, tmp_path:
 
 
 def test_all_threads_of_a_daemon_take_memory_from_one_arena(
-    home: Home, make_request: Callable[..., RecordRequest]
+    shared_home: Home, make_request: Callable[..., RecordRequest]
 ) -> None:
     """Else what one of them has freed stays with it for ever, and another's growth comes on top."""
-    pid = home.start()
-    home.ask("POST", "/v3/record", encode(make_request("a")))
-    home.ask("POST", "/v1/prune", b'{"gpu": "H200"}')
+    pid = shared_home.processes[0].pid
+    shared_home.ask("POST", "/v3/record", encode(make_request("a")))
+    shared_home.ask("POST", "/v1/prune", b'{"gpu": "H200"}')
 
     # A further arena of glibc has 64 MiB of addresses at a multiple of that, of which it opens as much as it needs.
     mapped = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
@@ -134,10 +134,9 @@ def test_a_restart_keeps_the_options_of_the_daemon_before(home: Home) -> None:
     assert settings["idle_exit"] == {"value": 7200.0, "origin": "--idle-exit"}
 
 
-def test_files_are_ours_alone(home: Home) -> None:
-    home.start()
-    assert stat.S_IMODE(home.locations.socket.stat().st_mode) == 0o600
-    files = [path for path in home.path.rglob("*") if path.is_file()]
+def test_files_are_ours_alone(shared_home: Home) -> None:
+    assert stat.S_IMODE(shared_home.locations.socket.stat().st_mode) == 0o600
+    files = [path for path in shared_home.path.rglob("*") if path.is_file()]
     assert {"cache.db", "pygraphd.lock", "pygraphd.log", "pygraphd.pid"} <= {path.name for path in files}
     assert [path for path in files if path.stat().st_mode & 0o077] == []
 
@@ -159,21 +158,9 @@ def test_the_daemon_holds_nothing_of_its_starter(home: Home) -> None:
         os.close(write)
 
 
-def test_no_torch_in_the_daemon(home: Home) -> None:
-    pid = home.start()
-    assert "torch" not in Path(f"/proc/{pid}/maps").read_text().replace(str(home.path), "")
-
-
-@pytest.mark.slow
-def test_of_twenty_exactly_one_lives_and_the_others_are_silent(home: Home) -> None:
-    processes = [home.spawn() for _ in range(20)]
-    home.wait_until(lambda: sum(process.poll() is None for process in processes) == 1)
-    (alive,) = [process for process in processes if process.poll() is None]
-    assert home.status()["pid"] == alive.pid
-    for process in processes:
-        if process is not alive:
-            assert process.communicate() == (b"", b"")
-            assert process.returncode == 0
+def test_no_torch_in_the_daemon(shared_home: Home) -> None:
+    pid = shared_home.processes[0].pid
+    assert "torch" not in Path(f"/proc/{pid}/maps").read_text().replace(str(shared_home.path), "")
 
 
 def test_beside_a_running_daemon_a_terminal_gets_a_word(home: Home) -> None:
@@ -231,21 +218,17 @@ def test_a_stopped_process_is_named_and_left_alone(home: Home) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("patience", "words"),
-    [("daemon.process.PATIENCE_S", ["start", "--foreground"]), ("cli.lifecycle.START_S", ["start"])],
-)
-def test_a_start_beside_a_hung_daemon_fails_and_says_why(home: Home, patience: str, words: list[str]) -> None:
+def test_a_start_beside_a_hung_daemon_fails_and_says_why(home: Home) -> None:
     pid = home.start()
     os.kill(pid, signal.SIGSTOP)
-    module, _, name = f"pygraphd.{patience}".rpartition(".")
-    code = f"import {module} as it; it.{name} = 1.0; from pygraphd.cli import main; main({words})"
-    second = subprocess.run(
-        [sys.executable, "-c", code], env=home.environ, capture_output=True, text=True, check=False
-    )
-    assert second.returncode == 1
-    assert f"process {pid} holds the lock but does not answer" in second.stderr
-    assert home.daemons() == [pid]
+    for limit, *words in (
+        ("daemon.process.PATIENCE_S", "start", "--foreground"),
+        ("cli.lifecycle.START_S", "start"),
+    ):
+        second = home.pygraphd_soon(limit, *words)
+        assert second.returncode == 1
+        assert f"process {pid} holds the lock but does not answer" in second.stderr
+        assert home.daemons() == [pid]
 
 
 def test_a_live_socket_is_never_taken(home: Home) -> None:
@@ -300,15 +283,6 @@ def test_a_daemon_without_socket_and_lock_ends_for_the_next_one(home: Home) -> N
     home.locations.socket.unlink()
     assert home.processes[0].wait(HANGS_S) == 0
     assert home.pygraphd("start").returncode == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_in_order(home: Home, number: signal.Signals) -> None:
-    pid = home.start()
-    os.kill(pid, number)
-    assert home.processes[0].wait(HANGS_S) == 0
-    assert not home.locations.socket.exists()
-    assert not home.locations.database.with_name("cache.db-wal").exists()
 
 
 def test_an_idle_connection_does_not_delay_the_end(home: Home) -> None:
@@ -383,14 +357,16 @@ def test_a_signal_to_end_leaves_nothing_behind(home: Home, number: signal.Signal
     assert home.processes[-1].wait(HANGS_S) == 0
     assert not home.locations.socket.exists()
     assert not home.locations.lock.with_suffix(".pid").exists()
+    assert not home.locations.database.with_name("cache.db-wal").exists()
     assert "stopped" in home.locations.log.read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_without_a_meaning_ends_nothing(home: Home, number: signal.Signals) -> None:
+def test_a_signal_without_a_meaning_ends_nothing(home: Home) -> None:
     pid = home.start()
 
-    os.kill(pid, number)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        os.kill(pid, number)
+        said = f"{number.name} means nothing here"
+        home.wait_until(lambda said=said: said in home.locations.log.read_text())  # type: ignore[misc]
 
-    home.wait_until(lambda: f"{number.name} means nothing here" in home.locations.log.read_text())
     assert home.status()["pid"] == pid

@@ -31,14 +31,14 @@ def logged(home: Home, make_request: Callable[..., RecordRequest], level: str | 
     return home.locations.log.read_text()
 
 
-@pytest.mark.parametrize(
-    ("level", "states", "details"), [(None, 1, 0), ("info", 1, 0), ("debug", 1, 1), ("warning", 0, 0)]
-)
+@pytest.mark.parametrize(("level", "states", "details"), [("info", 1, 0), ("debug", 1, 1), ("warning", 0, 0)])
 def test_each_change_of_state_is_one_line(
-    home: Home, make_request: Callable[..., RecordRequest], level: str | None, states: int, details: int
+    home: Home, make_request: Callable[..., RecordRequest], level: str, states: int, details: int
 ) -> None:
-    text = logged(home, make_request, level)
+    _assert_told(logged(home, make_request, level), states, details)
 
+
+def _assert_told(text: str, states: int, details: int) -> None:
     for line in ("listens on", "recorded 1 decisions", "stopped"):
         assert text.count(line) == states, text
     assert text.count("1 of 1 known") == details, text
@@ -46,11 +46,13 @@ def test_each_change_of_state_is_one_line(
 
 
 def test_a_full_log_makes_room(home: Home, make_request: Callable[..., RecordRequest]) -> None:
+    """With the level that is the default."""
     home.locations.log.write_text("old\n" * 2**18)
 
     text = logged(home, make_request, None)
 
     assert "old" not in text
+    _assert_told(text, states=1, details=0)
     assert home.locations.log.with_name("pygraphd.log.1").read_text().startswith("old\n")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.daemon import control
+from pygraphd.daemon.store import Store
 from pygraphd.schema.messages import (
     Decision,
     Deployment,
@@ -49,6 +50,12 @@ def outdated(make_request: Callable[..., RecordRequest]) -> RecordRequest:
         for record, measured in zip(request.records, (measurements, ()), strict=True)
     )
     return dataclasses.replace(request, records=(first, second))
+
+
+def _store(home: Home, request: RecordRequest) -> None:
+    """Leave records as a daemon does that has ended."""
+    with Store(home.locations.database) as store:
+        store.record(request, os.geteuid())
 
 
 def _decisions(home: Home, request: RecordRequest) -> list[tuple[str, int]]:
@@ -89,9 +96,15 @@ def test_a_running_daemon_does_it(home: Home, outdated: RecordRequest) -> None:
     assert _decisions(home, outdated) == [("GRAPH", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
 
 
-def test_the_route_says_the_same(home: Home, outdated: RecordRequest) -> None:
+def test_the_route_says_the_same_and_a_bad_request_changes_nothing(
+    home: Home, outdated: RecordRequest
+) -> None:
     home.start()
     home.ask("POST", "/v3/record", encode(outdated))
+    for body in (b"", b"[]", b'{"dry_run": "no"}'):
+        status, answer = home.ask("POST", "/v3/rederive", body)
+        assert (status, set(answer)) == (400, {"error"})
+        assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
     status, answer = home.ask("POST", "/v3/rederive", b'{"dry_run": true}')
     assert (status, answer["changed"]) == (200, [{"before": "KERNELS", "after": "GRAPH", "entries": 1}])
     assert home.ask("POST", "/v3/rederive", b"{}")[1]["dry_run"] is False
@@ -101,20 +114,9 @@ def test_the_route_says_the_same(home: Home, outdated: RecordRequest) -> None:
     assert "rederive" in ping.capabilities
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"dry_run": "no"}'])
-def test_a_bad_request_changes_nothing(home: Home, outdated: RecordRequest, body: bytes) -> None:
-    home.start()
-    home.ask("POST", "/v3/record", encode(outdated))
-    status, answer = home.ask("POST", "/v3/rederive", body)
-    assert (status, set(answer)) == (400, {"error"})
-    assert _decisions(home, outdated) == [("KERNELS", POLICY_VERSION - 1)] * 2
-
-
 @pytest.mark.slow
 def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdated: RecordRequest) -> None:
-    home.start()
-    home.ask("POST", "/v3/record", encode(outdated))
-    home.pygraphd("stop")
+    _store(home, outdated)
     done = home.pygraphd("cache", "rederive")
     assert (done.returncode, done.stderr) == (0, "")
     assert "KERNELS -> GRAPH  1" in done.stdout
@@ -125,9 +127,7 @@ def test_without_a_daemon_the_command_does_it_and_leaves_none(home: Home, outdat
 
 @pytest.mark.slow
 def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordRequest) -> None:
-    home.start()
-    home.ask("POST", "/v3/record", encode(outdated))
-    home.pygraphd("stop")
+    _store(home, outdated)
     home.start()
     assert _decisions(home, outdated) == [("GRAPH", POLICY_VERSION), ("KERNELS", POLICY_VERSION - 1)]
     assert f"policy {POLICY_VERSION}: 1 entries looked at anew" in home.locations.log.read_text()
@@ -137,9 +137,7 @@ def test_a_daemon_does_it_by_itself_when_it_starts(home: Home, outdated: RecordR
 def test_a_database_of_a_newer_version_keeps_no_daemon_from_starting(
     home: Home, outdated: RecordRequest
 ) -> None:
-    home.start()
-    home.ask("POST", "/v3/record", encode(outdated))
-    home.pygraphd("stop")
+    _store(home, outdated)
     connection = sqlite3.connect(home.locations.database)
     connection.execute("PRAGMA user_version=99")
     connection.close()
@@ -156,7 +154,7 @@ def test_a_daemon_that_hangs_is_named_and_nothing_is_done(home: Home, outdated: 
     pid = home.start()
     home.ask("POST", "/v3/record", encode(outdated))
     os.kill(pid, signal.SIGSTOP)
-    done = home.pygraphd("cache", "rederive")
+    done = home.pygraphd_soon("cli.writing.LOCK_WAIT_S", "cache", "rederive")
     assert done.returncode == 1
     assert f"process {pid} holds the lock but does not answer; end it with: kill -9 {pid}" in done.stderr
     os.kill(pid, signal.SIGCONT)

@@ -10,11 +10,12 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pygraphd.daemon import control
 from pygraphd.schema import ownership
 from pygraphd.schema.locations import Locations, locate
+from tests.support import warm_commands
 from tests.support.home_daemons import daemons_of, end_daemons_of, kill
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ HANGS_S = 300.0
 class Home:
     """One PYGRAPHD_HOME. `variables` are added to the environment of every process started here."""
 
+    FOR_DAEMONS: ClassVar[frozenset[str]] = frozenset()
+    """Variables that Python reads when it starts and that mean something to daemons alone."""
+
     path: Path
     variables: dict[str, str] = field(default_factory=dict)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
@@ -44,13 +48,31 @@ class Home:
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(("PYGRAPH", "XDG_"))
         }
+        # As users have it, and images for containers often have not: without it each process compiles all of our modules.
+        clean.pop("PYTHONDONTWRITEBYTECODE", None)
         own = {"PYGRAPHD_HOME": str(self.path), "PYGRAPHD_SHIPPED": "0"}
         return clean | own | self.variables
 
     def pygraphd(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
+        """Run a command to its end: in a fork, where nothing is set that Python reads when it starts."""
+        read = {name for name in self.variables if name.startswith("PYTHON")} - self.FOR_DAEMONS
+        if not read and "--foreground" not in words:
+            return warm_commands.run(words, self.environ, HANGS_S)
         return subprocess.run(
             [*COMMAND, *words], env=self.environ, capture_output=True, text=True, check=False, timeout=HANGS_S
+        )
+
+    def pygraphd_soon(self, limit: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end that gives up after a second: `limit` names the constant below `pygraphd` that says when."""
+        module, _, name = f"pygraphd.{limit}".rpartition(".")
+        code = f"import {module} as it; it.{name} = 1.0; from pygraphd.cli import main; main({list(words)})"
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env=self.environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=HANGS_S,
         )
 
     def pygraphd_fed(self, text: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, LiteralString
+from typing import Any, ClassVar, LiteralString
 
 from pygraphd.schema.messages import LOOKUP_PATH, RECORD_PATH, encode
 from pygraphd.schema.policy import POLICY_VERSION
@@ -46,6 +46,8 @@ class TeamDatabase:
 @dataclass
 class Member(Home):
     """One member's home. Its daemon is started by `start`."""
+
+    FOR_DAEMONS: ClassVar[frozenset[str]] = frozenset({"PYTHONPATH"})
 
     names: list[str] = field(default_factory=list)
     """The graphs that were recorded here, as tests name them."""

@@ -11,10 +11,18 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 
-def _serve(listening: socket.socket) -> tuple[list[str], socket.socket]:
+class Listening(Protocol):
+    """What connections come from."""
+
+    def accept(self) -> tuple[socket.socket, Any]: ...
+
+    def close(self) -> None: ...
+
+
+def serve(listening: Listening) -> tuple[list[str], socket.socket]:
     """Return, in a fork, the module or script, and its arguments, that a relay asks for; ends this process at an empty request."""
     while True:
         connection, _ = listening.accept()
@@ -64,7 +72,7 @@ def _be_told(environ: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     with socket.create_server(sys.argv[1], family=socket.AF_UNIX) as _listening:
-        (_named, *sys.argv[1:]), _connection = _serve(_listening)
+        (_named, *sys.argv[1:]), _connection = serve(_listening)
     _connection.close()
     if _named.endswith(".py"):
         sys.path[0], sys.argv[0] = str(Path(_named).parent), _named

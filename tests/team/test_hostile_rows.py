@@ -12,12 +12,12 @@ from pygraphd.daemon.team import connecting, fetching
 from pygraphd.daemon.team.wanted import Batch
 from pygraphd.team_url import TeamUrl
 from tests.support.record_requests import ENVIRONMENT, digest
-from tests.support.team import OTHER, PUBLISHER, READER
+from tests.support.team import OTHER, PUBLISHER, QUICK, READER, Member, TeamDatabase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from tests.support.team import Member, TeamDatabase
+    from tests.support.postgres import Postgres
 
 pytestmark = pytest.mark.team
 
@@ -87,18 +87,45 @@ def _connect(shared: TeamDatabase, role: str) -> psycopg.Connection:
     return psycopg.connect(shared.url(role).replace("+psycopg", ""))
 
 
-def _published_by_one(shared: TeamDatabase, member: Callable[[str], Member], *names: str) -> None:
-    one = member(shared.url(PUBLISHER))
-    one.start()
-    one.record(*names)
-    one.wait_until_published()
-    one.close()
+@pytest.fixture(scope="module")
+def published_template(
+    postgres_server: Postgres, team_template: str, tmp_path_factory: pytest.TempPathFactory
+) -> str:
+    """Return the name of a team's database to which one member has published all names."""
+    name = postgres_server.make_database(team_template)
+    postgres_server.admit(name, PUBLISHER)
+    one = Member(
+        tmp_path_factory.mktemp("one"),
+        {
+            "PYGRAPHD_TEAM_URL": TeamDatabase(postgres_server, name).url(PUBLISHER),
+            "PYTHONPATH": str(QUICK),
+        },
+    )
+    one.path.chmod(0o700)
+    try:
+        one.start()
+        one.record(*NAMES)
+        one.wait_until_published()
+    finally:
+        one.close()
+    postgres_server.hang_up(name)
+    postgres_server.execute(
+        "postgres", "UPDATE pg_database SET datistemplate = true WHERE datname = %s", name
+    )
+    return name
+
+
+@pytest.fixture
+def shared(postgres: Postgres, published_template: str) -> TeamDatabase:
+    """Return a team's database to which one member has published all names."""
+    name = postgres.make_database(published_template)
+    postgres.admit(name, READER, PUBLISHER, OTHER)
+    return TeamDatabase(postgres, name)
 
 
 def test_rows_that_are_not_valid_hide_none_that_are(
     shared: TeamDatabase, member: Callable[[str], Member]
 ) -> None:
-    _published_by_one(shared, member, *NAMES)
     with _connect(shared, OTHER) as hostile:
         for name, (table, column, value) in zip(NAMES, INVALID + USABLE, strict=True):
             _copy(hostile, digest(name), {table: {column: value}})
@@ -119,7 +146,6 @@ def test_rows_that_are_not_valid_hide_none_that_are(
 
 def test_a_row_that_the_server_cannot_read(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
     """As one on a damaged page: it stops neither the answers for other graphs, nor what is to be published."""
-    _published_by_one(shared, member, *NAMES)
     shared.server.psql(
         shared.name,
         f"ALTER TABLE pygraphd.decision ENABLE ROW LEVEL SECURITY;"
@@ -137,23 +163,19 @@ def test_a_row_that_the_server_cannot_read(shared: TeamDatabase, member: Callabl
 
 def test_factors_that_do_not_fit_their_key(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
     """A timing of another GPU's under this GPU's key, by the one who comes first with that key, too."""
-    _published_by_one(shared, member, "a")
     with _connect(shared, OTHER) as hostile:
-        _copy(hostile, digest("a"), {"environment": {"gpu": "NVIDIA T4"}})
+        _copy(hostile, digest(NAMES[0]), {"environment": {"gpu": "NVIDIA T4"}})
 
     home = member(shared.url(READER))
     home.start()
-    [entry] = home.find("a")
+    [entry] = home.find(NAMES[0])
 
     assert entry["host"] == f"team:{PUBLISHER}@here"
     assert home.stats["team_invalid"] == 1
     assert "T4" not in home.pygraphd("cache", "inspect").stdout
 
 
-def test_nobody_changes_or_signs_what_is_another_s(
-    shared: TeamDatabase, member: Callable[[str], Member]
-) -> None:
-    _published_by_one(shared, member, "a")
+def test_nobody_changes_or_signs_what_is_another_s(shared: TeamDatabase) -> None:
     before = shared.rows("SELECT * FROM pygraphd.decision")
     forbidden: tuple[LiteralString, ...] = (
         "UPDATE pygraphd.decision SET deployment = 'GRAPH'",
@@ -175,27 +197,28 @@ def test_nobody_changes_or_signs_what_is_another_s(
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 hostile.execute(statement)
         _copy(
-            hostile, digest("a"), {"decision": {"publisher": PUBLISHER, "published_at": 1e12, "host": "evil"}}
+            hostile,
+            digest(NAMES[0]),
+            {"decision": {"publisher": PUBLISHER, "published_at": 1e12, "host": "evil"}},
         )
     assert shared.rows("SELECT * FROM pygraphd.decision WHERE publisher = %s", PUBLISHER) == before
     [(host, at)] = shared.rows("SELECT host, published_at FROM pygraphd.decision WHERE publisher = %s", OTHER)
     assert (host, at < 1e12) == ("evil", True)
 
 
-def test_a_flood_of_rows_costs_nobody_else(shared: TeamDatabase, member: Callable[[str], Member]) -> None:
+def test_a_flood_of_rows_costs_nobody_else(shared: TeamDatabase) -> None:
     """However many rows one publisher adds to one graph, few are read, and another's is found beside them."""
-    _published_by_one(shared, member, "a")
     with _connect(shared, OTHER) as hostile:
         for number in range(FLOOD):
             _copy(
                 hostile,
-                digest("a"),
+                digest(NAMES[0]),
                 {"decision": {"id": str(number), "calls": -1}, "measurement": {"decision": str(number)}},
             )
     shared.rows("ANALYZE")
 
     with connecting.Database(TeamUrl(shared.url(READER))) as database, database.transaction() as opened:
-        found = fetching.fetch(opened, Batch(ENVIRONMENT.digest(), (digest("a"),)))
+        found = fetching.fetch(opened, Batch(ENVIRONMENT.digest(), (digest(NAMES[0]),)))
         read: int = opened.exec_driver_sql(
             "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'decision'"
         ).scalar_one()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.team
 
-LIMIT_S, LATE_S = 10, 30.0
+LIMIT_S, LATE_S = 5, 15.0
 """The limit of an exchange, and the time by which a proxy answers late."""
 _INSERT = b"INTO pygraphd.measurement"
 
@@ -111,16 +111,16 @@ def test_answers_that_come_after_the_limit_are_no_answers(
     home.record("b")
     home.wait_for_problem("no answer within")
     failed = home.stats["team_failed"]
-    for number in range(30):
+    for number in range(10):
         assert home.lookup(f"missing{number}") == []
         home.record(f"found{number}")
-    assert home.team["queued"] == 31
-    # Each takes the limit, so few fit into 60 requests that do not wait.
+    assert home.team["queued"] == 11
+    # Each takes the limit, so few fit into 20 requests that do not wait.
     assert home.stats["team_failed"] <= failed + 3
 
     proxy.be_well()
     home.wait_until_published()
-    _expect_published_once(shared, "a", "b", *(f"found{number}" for number in range(30)))
+    _expect_published_once(shared, "a", "b", *(f"found{number}" for number in range(10)))
     assert home.team["problem"] == ""
 
 
@@ -198,7 +198,7 @@ def test_more_than_the_queue_holds_is_published_by_daemons_that_are_killed(
     if is_team_known:
         home.wait_until(lambda: home.team["answered_at"] is not None)
         postgres.stop()
-    for number in range(10):
+    for number in range(6):
         home.record(*(f"{number}.{each}" for each in range(100)))
     if is_team_known:
         home.wait_until(lambda: home.team["unpublished"] > 0)
@@ -206,7 +206,7 @@ def test_more_than_the_queue_holds_is_published_by_daemons_that_are_killed(
         assert (home.team["queued"], home.team["dropped"]) == (130, 0)
         postgres.start()
     home.variables |= {"PYGRAPHD_TEAM_URL": shared.url(PUBLISHER)}
-    for number in range(1, 6):
+    for number in range(1, 4):
         os.kill(pid, signal.SIGKILL)
         home.processes[-1].wait()
         pid = home.start()

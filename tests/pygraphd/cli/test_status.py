@@ -3,8 +3,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ from pygraphd.daemon.store import Store
 from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.schema import offline
 from pygraphd.schema.locations import Locations, locate
+from tests.support import warm_commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,14 +136,8 @@ def test_no_pipe_is_waited_for(tmp_path: Path, make_request: Callable[..., Recor
 def test_no_listing_waits_for_a_pipe(tmp_path: Path, words: str) -> None:
     os.mkfifo(tmp_path / "cache.db")
 
-    done = subprocess.run(
-        [sys.executable, "-m", "pygraphd", "cache", *words.replace("FILE", str(tmp_path / "file")).split()],
-        env={**os.environ, "PYGRAPHD_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    named = words.replace("FILE", str(tmp_path / "file")).split()
+    done = warm_commands.run(["cache", *named], {**os.environ, "PYGRAPHD_HOME": str(tmp_path)}, 60.0)
 
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
