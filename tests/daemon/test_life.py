@@ -366,7 +366,8 @@ def test_a_signal_without_a_meaning_ends_nothing(home: Home) -> None:
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         os.kill(pid, number)
-        said = f"{number.name} means nothing here"
-        home.wait_until(lambda said=said: said in home.locations.log.read_text())  # type: ignore[misc]
 
+    home.wait_until(lambda: home.locations.log.read_text().count("means nothing here") == 2)
+    log = home.locations.log.read_text()
+    assert all(f"{number.name} means nothing here" in log for number in (signal.SIGUSR1, signal.SIGUSR2))
     assert home.status()["pid"] == pid

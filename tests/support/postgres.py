@@ -160,6 +160,10 @@ class Postgres:
         self._administer(sql.SQL("REVOKE ALL ON DATABASE {} FROM PUBLIC").format(new))
         return name
 
+    def keep_as_template(self, name: str) -> None:
+        """Keep a database, of which others are copied, until the server ends."""
+        self.execute("postgres", "UPDATE pg_database SET datistemplate = true WHERE datname = %s", name)
+
     def make_role(self, name: str) -> None:
         """Make a role that may connect, with its name reversed as password."""
         made = sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(

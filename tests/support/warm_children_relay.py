@@ -40,7 +40,8 @@ def main(place: str, *arguments: str) -> int:
     socket.send_fds(connection, [len(request).to_bytes(4, "big")], [0, 1, 2])
     connection.sendall(request)
     with connection, connection.makefile("r") as answers:
-        return int(answers.readline() or 70)  # no answer: whoever was to wait for it has been killed
+        code = int(answers.readline() or 70)  # no answer: whoever was to wait for it has been killed
+    return code if code >= 0 else 128 - code  # as shells tell an end by a signal
 
 
 if __name__ == "__main__":

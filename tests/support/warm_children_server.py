@@ -50,7 +50,7 @@ def _of_fork(connection: socket.socket, size: int, streams: list[int]) -> list[s
             os.killpg(process, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         with contextlib.suppress(OSError):  # the relay has been killed
-            connection.sendall(b"%d\n" % (code if code >= 0 else 128 - code))
+            connection.sendall(b"%d\n" % code)
         os._exit(0)
     for number, stream in enumerate(streams):
         os.dup2(stream, number)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def _server() -> socket.socket:
     """Return the connection to the server of this process, which ends when the connection does, whatever has ended us."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -39,7 +39,7 @@ def _server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         )
     atexit.register(ours.close)
     process.returncode = 0  # nobody here will ever wait for it
-    return ours, process
+    return ours
 
 
 def run(
@@ -57,7 +57,7 @@ def run(
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                socket.send_fds(_server()[0], [b"x"], [theirs.fileno()])
+                socket.send_fds(_server(), [b"x"], [theirs.fileno()])
             ours.settimeout(timeout_s)
             streams = [nothing.fileno(), out.fileno(), err.fileno()]
             socket.send_fds(ours, [len(request).to_bytes(4, "big")], streams)
@@ -65,10 +65,6 @@ def run(
             with ours.makefile("r") as answers:  # whoever hangs is killed when this connection is closed
                 said = answers.readline()
         assert said, "the process that forks has ended"
-        code = int(said)
         for file in (out, err):
             file.seek(0)
-        # As `subprocess` has it; a fork's end by a signal is told as shells do.
-        return subprocess.CompletedProcess(
-            ["pygraphd", *words], 128 - code if code > 128 else code, out.read(), err.read()
-        )
+        return subprocess.CompletedProcess(["pygraphd", *words], int(said), out.read(), err.read())

@@ -58,9 +58,7 @@ def team_template(postgres_server: Postgres) -> str:
     name = postgres_server.make_database()
     url = TeamUrl(postgres_server.administrators_url(name))
     migrating.initialise(url, readers=[READER], publishers=[PUBLISHER, OTHER])
-    postgres_server.execute(
-        "postgres", "UPDATE pg_database SET datistemplate = true WHERE datname = %s", name
-    )
+    postgres_server.keep_as_template(name)
     return name
 
 

@@ -109,9 +109,7 @@ def published_template(
     finally:
         one.close()
     postgres_server.hang_up(name)
-    postgres_server.execute(
-        "postgres", "UPDATE pg_database SET datistemplate = true WHERE datname = %s", name
-    )
+    postgres_server.keep_as_template(name)
     return name
 
 

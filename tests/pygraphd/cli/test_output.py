@@ -111,25 +111,31 @@ def _commands(command: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from _commands(child, (*above, word))
 
 
-def _ended(words: list[str], output: int | None, folder: Path) -> tuple[int, str]:
-    """Return exit code and errors of a command in a fork whose standard output is a descriptor, or closed."""
-    errors = folder / "errors"
+def _code(words: list[str], number: int, descriptor: int | None, other: Path) -> int:
+    """Return the exit code of a command in a fork that has output (1) or errors (2) go to a descriptor, or closed; the other to a file."""
     if (child := os.fork()) == 0:
         code = 120  # as Python's, where the last flush fails
-        with contextlib.suppress(BaseException), errors.open("w") as sys.stderr:
-            os.close(1)
-            if output is not None:
-                os.dup2(output, 1)
-            sys.stdout = None if output is None else os.fdopen(1, "w")
+        with contextlib.suppress(BaseException), other.open("w") as beside:
+            os.close(number)
+            stream = None
+            if descriptor is not None:
+                os.dup2(descriptor, number)
+                stream = os.fdopen(number, "w", errors="strict" if number == 1 else "backslashreplace")
+            sys.stdout, sys.stderr = (stream, beside) if number == 1 else (beside, stream)
             try:
                 main(words)
             except SystemExit as ended:
-                if sys.stdout is not None:
-                    sys.stdout.flush()
+                if stream is not None:
+                    stream.flush()
                 code = ended.code if isinstance(ended.code, int) else 1
         os._exit(code)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status), errors.read_text()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _ended(words: list[str], output: int | None, folder: Path) -> tuple[int, str]:
+    """Return exit code and errors of a command in a fork whose standard output is a descriptor, or closed."""
+    errors = folder / "errors"
+    return _code(words, 1, output, errors), errors.read_text()
 
 
 @pytest.mark.slow
@@ -235,25 +241,6 @@ def test_an_error_that_cannot_be_said_changes_no_exit_code(commands: dict[str, i
     assert done.returncode == 2
 
 
-def _code_unheard(words: list[str], errors: int | None) -> int:
-    """Return the exit code of a command in a fork whose standard error is a descriptor, or closed."""
-    if (child := os.fork()) == 0:
-        code = 120  # as Python's, where the last flush fails
-        with contextlib.suppress(BaseException), Path(os.devnull).open("w") as sys.stdout:
-            os.close(2)
-            if errors is not None:
-                os.dup2(errors, 2)
-            sys.stderr = None if errors is None else os.fdopen(2, "w", errors="backslashreplace")
-            try:
-                main(words)
-            except SystemExit as ended:
-                if sys.stderr is not None:
-                    sys.stderr.flush()
-                code = ended.code if isinstance(ended.code, int) else 1
-        os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 @pytest.mark.parametrize("end", ["full", "closed", "unread"])
 def test_nor_does_it_that_of_any_command(commands: dict[str, int], tmp_path: Path, end: str) -> None:
     locate().log.unlink()
@@ -273,7 +260,7 @@ def test_nor_does_it_that_of_any_command(commands: dict[str, int], tmp_path: Pat
         errors = {"full": full.fileno(), "closed": None, "unread": unread}[end]
         codes = {}
         for words in expected:
-            codes[words] = _code_unheard(words.replace("NEW", str(new)).split(), errors)
+            codes[words] = _code(words.replace("NEW", str(new)).split(), 2, errors, Path(os.devnull))
             assert new.exists() is (words == "cache export NEW")
             new.unlink(missing_ok=True)
 
