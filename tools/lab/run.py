@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _COMPILED = "compiled."
 """Begins the name of a mark in a folder of caches: the variant after it has compiled all that it needs."""
 _POLL_S = 0.2
+_LATER_SHARE = 0.5
+"""About how much of the first repetition's time a later one takes, which finds all code compiled, and neither checks nor profiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class SharedRun(Run):
         longest, budget_s = 0.0, self.sharing.budget_s
         for repetition in range(self.plan.repetitions):
             begun = time.monotonic()
-            if repetition and budget_s is not None and begun - started + longest > budget_s:
+            if repetition and budget_s is not None and begun - started + longest * _LATER_SHARE > budget_s:
                 self.stopped = (
                     f"stopped after {repetition} of {self.plan.repetitions} repetitions: no time for another"
                 )
