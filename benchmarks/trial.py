@@ -23,7 +23,7 @@ from benchmarks.workloads import Workload
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_FILLED = "filled"
+FILLED = "filled"
 """Marks the folder of a daemon with which a process has run to its end."""
 NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
@@ -131,11 +131,11 @@ class TrialRunner:
         caches = self.caches(trial)
         if not trial.variant.is_ours:
             return self._run_child(trial, {**plain_environment(os.environ, caches), **more}), None
-        home, summary = self._home(trial), self._file(trial, "summary.json")
+        home, summary = self.home(trial), self._file(trial, "summary.json")
         product = product_environment(os.environ, caches, home, summary)
         with Daemon(home):
             answer = self._run_child(trial, {**product, **more})
-            (home / _FILLED).touch()
+            (home / FILLED).touch()
         if answer.cut_short and not summary.exists():  # the process was ended before it wrote one
             return answer, None
         return answer, _read_summary(summary)
@@ -170,12 +170,19 @@ class TrialRunner:
     def _file(self, trial: Trial, kind: str) -> Path:
         return self._folder / f"{trial.name}.{trial.repetition + 1}.{kind}"
 
-    def _home(self, trial: Trial) -> Path:
-        """Return the daemon's folder: a new one, or the first that the variant with an empty cache has filled."""
+    def home(self, trial: Trial) -> Path:
+        """Return the daemon's folder: a new one, or one that the variant with an empty cache has filled.
+
+        Processes of two repetitions may run side by side. So each takes the folder of its own repetition, if that was filled.
+        """
         homes = f"home.{trial.workload.name}"
         if trial.variant.cache is not Cache.WARM:
             return self._folder / f"{homes}.{trial.variant.name}.{trial.repetition + 1}"
-        filled = sorted(self._folder.glob(f"{homes}.{trial.variant.filled_by}.*/{_FILLED}"))
+        cold = f"{homes}.{trial.variant.filled_by}"
+        own = self._folder / f"{cold}.{trial.repetition + 1}"
+        if (own / FILLED).exists():
+            return own
+        filled = sorted(self._folder.glob(f"{cold}.*/{FILLED}"))
         if not filled:
             raise BenchmarkError(f"no process of {trial.variant.filled_by} has filled the cache")
         return filled[0].parent

@@ -2,9 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.coverage import Coverage
+from benchmarks.errors import BenchmarkError
 from benchmarks.protocol import Answer, Task
 from benchmarks.trial import (
+    FILLED,
     CachePolicy,
     Settings,
     Trial,
@@ -63,6 +67,22 @@ def test_caches_that_are_kept_lie_where_a_run_to_come_looks() -> None:
     kept = caches(CachePolicy.SHARED, 0, "default", kept=Path("/kept"))
     assert kept.parent == Path("/kept")
     assert kept.name == caches(CachePolicy.SHARED, 0, "default").name
+
+
+def test_a_warm_process_takes_the_folder_that_its_own_repetition_has_filled(tmp_path: Path) -> None:
+    runner = TrialRunner(tmp_path, Settings(1, 1, 1, 1, "cpu", CachePolicy.SHARED, 10, None))
+
+    def home(repetition: int, variant: str) -> Path:
+        return runner.home(Trial(repetition, WORKLOADS["three-ops"], VARIANTS[variant]))
+
+    with pytest.raises(BenchmarkError, match="no process of pygraph-cold has filled the cache"):
+        home(0, "pygraph-warm")
+    cold = [home(repetition, "pygraph-cold") for repetition in range(3)]
+    assert len(set(cold)) == 3
+    for each in cold[:2]:
+        each.mkdir()
+        (each / FILLED).touch()
+    assert [home(repetition, "pygraph-warm") for repetition in range(3)] == [*cold[:2], cold[0]]
 
 
 def test_tasks_and_answers_survive_the_way_between_processes() -> None:

@@ -102,7 +102,7 @@ class SuiteRunner(SharedRunner):
     def forget(self, trial: Trial) -> None:
         """Remove what a daemon knows of a trial that is to run again with an empty cache."""
         if trial.variant.cache is Cache.COLD:
-            shutil.rmtree(self._home(trial), ignore_errors=True)
+            shutil.rmtree(self.home(trial), ignore_errors=True)
 
 
 @dataclass
