@@ -56,7 +56,7 @@ class Config:
     """All settings, lengths of time in seconds.
 
     `idle_exit`: the daemon ends after this time without a request; 0: never. `housekeeping`: the interval at which the spool is read and
-    hit counts are written. `lease`: the time for which a process may measure a graph alone, until it renews the lease. `log`: the least
+    limits are applied. `lease`: the time for which a process may measure a graph alone, until it renews the lease. `log`: the least
     severe level that is logged, one of `LOG_LEVELS`. `max_size`: bytes of the database's used pages above which the entries unused
     for longest are deleted. `max_unused`: the time after the last use at which an entry is deleted. `metrics_port`: the port of
     127.0.0.1 that serves `/metrics`. 0 in these three: no limit, no port. `team_url`: the PostgreSQL database that a team shares; empty:

@@ -2,6 +2,7 @@
 
 With `PYGRAPHD_HOME` set, all files lie in that folder. Otherwise the XDG folders hold them: socket and lock, which do not outlive
 a boot, `XDG_RUNTIME_DIR`; everything else `XDG_CACHE_HOME`. A user without a home or a passwd entry is no error.
+A socket whose path would be too long for the kernel lies in `/tmp/pygraphd-UID` in either case.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The policy: a pure, versioned function from measurements to a decision, so that measurements outlive a better rule.
 
-A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen if it saves time on the host or on the
-GPU, or if noise of the host hides whether it does. If it takes longer on either, the interval from one call to the next decides.
+A GRAPH launches the same kernels as KERNELS and costs the host less by construction. So it is chosen if it takes longer on neither
+host nor GPU, and saves time on either or the host is too noisy to tell. It is also chosen if it takes longer on the GPU alone, by at most `MAX_LOSS` of the host
+time that it saves, and its time on the GPU is within the host time of KERNELS. Otherwise, if it takes longer on either, the interval from one
+call to the next decides. If it takes longer on neither and saves nothing, KERNELS are chosen.
 The client decides by this policy when it has measured, the daemon when it derives decisions anew from stored measurements.
 `client.decisions.rules` makes the decisions that rest on no measurement.
 """
@@ -29,8 +31,8 @@ MIN_GAIN = 0.02
 NOISE_FACTOR = 3.0
 """Standard errors of the difference of two medians by which a difference counts."""
 MAX_LOSS = 0.1
-"""Share of the host time saved that a GRAPH may lose on the GPU, whatever else is measured. Either may turn out not to matter in
-a program, and then more is lost by KERNELS."""
+"""Largest time that a GRAPH may lose on the GPU, as a share of the host time that it saves, to be chosen whatever the interval. A program
+that waits for the host loses more by KERNELS than one that waits for the GPU loses by GRAPH."""
 MAX_DOUBT = 0.1
 """Share of the KERNELS figure by which the answer may be wrong, as far as the noise tells; above, a decision is provisional."""
 

@@ -1,4 +1,4 @@
-"""The records of a program's summary (`PYGRAPH_SUMMARY=FILE`): the client writes them, `cache explain` reads them."""
+"""The records of a program's summary (`PYGRAPH_SUMMARY=FILE`): the client writes them; `report`, `doctor` and `cache explain` read them."""
 
 from __future__ import annotations
 

@@ -22,6 +22,11 @@ def taken(text: str) -> list[str] | None:
     return _INPUT.findall(signatures[0]) if len(signatures) == 1 else None
 
 
+def tangents(text: str) -> frozenset[int]:
+    """Return the indices of the inputs of a backward that are gradients of the forward's outputs."""
+    return frozenset(at for at, name in enumerate(taken(text) or ()) if name.startswith("tangents_"))
+
+
 def returned(text: str) -> list[str] | None:
     """Return the names of a graph's outputs in order, "None" among them; None if the text is not understood."""
     found = _RETURN.findall(text)

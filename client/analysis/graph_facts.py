@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.analysis.atomic_sums import atomic_outputs
 from pygraphd.client.analysis.attention_rng import RngState, rng_state_of, undefined_outputs
-from pygraphd.client.analysis.fx_text import overwritten_inputs
+from pygraphd.client.analysis.fx_text import overwritten_inputs, tangents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,10 @@ class GraphFacts:
     """Inputs of which the graph writes every element, so that nothing else can use them while it runs."""
     nondeterministic: frozenset[int] = frozenset()
     """Outputs whose bits may differ from run to run; see `atomic_sums.py`."""
+    tangents: frozenset[int] = frozenset()
+    """Inputs of a backward that autograd computes: they may be conjugate or negative views at one call and not at the next."""
+    switches: tuple[str, ...] = ()
+    """See `CompiledFacts.switches`."""
     backward: BackwardFacts = field(default_factory=BackwardFacts)
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
@@ -71,6 +75,8 @@ class GraphFacts:
             donated=_at(mine.inputs, self.donated),
             overwritten=_at(mine.inputs, self.overwritten),
             nondeterministic=_where(mine.outputs, self.nondeterministic),
+            tangents=_at(mine.inputs, self.tangents),
+            switches=self.switches,
             backward=self.backward,
         )
 
@@ -91,6 +97,8 @@ def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> 
         donated=compiled.donated_inputs or frozenset(),
         overwritten=_overwritten(compiled),
         nondeterministic=atomic_outputs(compiled.text),
+        tangents=tangents(compiled.text) if compiled.is_backward else frozenset(),
+        switches=compiled.switches,
         backward=backward or BackwardFacts(),
     )
 

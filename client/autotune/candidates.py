@@ -25,7 +25,7 @@ class RecordingsLike(Protocol):
 
     @property
     def one_time_work(self) -> int:
-        """A number that grows in calls that do work of which later calls have no part, such as recording."""
+        """A number that changes in calls that do work of which later calls have no part: it grows with a recording, and may shrink when one is dropped."""
 
     @property
     def recording_us(self) -> float:

@@ -39,7 +39,7 @@ class State(enum.Enum):
 
     WARM_UP = "KERNELS, untimed: kernels or the helper are being compiled, ranks have not recorded it, or an earlier program was too short"
     WAIT = "KERNELS, while another process measures this graph"
-    MEASURE = "real calls alternate between the deployments"
+    MEASURE = "real calls run in blocks: GRAPH, KERNELS, GRAPH"
     DEPLOYED = "one deployment for the rest of the process"
 
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 OF_PYTORCH = frozenset(
     {
         "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_quantized", "aten", "c10d", "c10d_functional", "fsdp", "inductor",
-        "inductor_prims", "mkl", "mkldnn", "onednn", "prim", "prims", "pygraphd", "quantized", "quantized_decomposed", "rngprims", "streams",
-        "symm_mem",
+        "inductor_prims", "mkl", "mkldnn", "onednn", "prim", "prims", "pygraphd", "quantized", "quantized_decomposed", "rngprims", "symm_mem",
     }
 )  # fmt: skip
 """Namespaces of PyTorch, Inductor and PyGraph."""
@@ -50,6 +49,9 @@ WITH_HOST_CODE = frozenset(
     }
 )  # fmt: skip
 """Operators of PyTorch that act on the host at each call: they print, or change a tensor's storage."""
+
+STREAMS = "streams"
+"""The namespace of PyTorch's operators that act on streams and events of the program, which are not those of a capture or a replay."""
 
 HIGHER_ORDER = "higher_order"
 """The namespace of operators that take functions."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LEFT_TO_ANOTHER = Reason(ReasonCode.LEFT_TO_ANOTHER_PROCESS)
 DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
 MAX_UNRECORDED = 64
-"""Graphs, destroyed with their model before a decision, of which no record is sent until there are more."""
+"""How many graphs, destroyed with their model before a decision, may wait to be recorded. Beyond this number the next lookup sends their records."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from pygraphd.schema.reasons import Reason
 
 
+SIZES_OF_TENSORS = (
+    "it reads sizes off its tensors, so that calls of several sizes cannot be told from each other"
+)
 CAPTURED_BY_OTHERS = "its partitions are captured by something else than Inductor's own"
 
 
@@ -107,7 +110,7 @@ class CompiledGraph:
         note_wrong = functools.partial(_mark_wrong, context, graph, is_by_size=is_decided_by_size)
 
         def candidates() -> Candidates | None:
-            if facts is None or self._facts.calls_host_operators:
+            if facts is None or self._facts.calls_host_operators or self._facts.reads_sizes:
                 return None
             own = replace(facts, name=graph.name, digest=graph.digest)
             recordings = context.recordings(launch, device_index, own, note_wrong)
@@ -116,10 +119,7 @@ class CompiledGraph:
             return Candidates(recordings.kernels or launch, device_index, recordings)
 
         if (of_all_sizes := candidates()) is None:
-            is_custom = self._facts.calls_host_operators
-            unknown = rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN)
-            decision = _custom_operators(self._facts) if is_custom else unknown
-            self._partition(graph, slot, None).report_only_kernels(decision)
+            self._partition(graph, slot, None).report_only_kernels(_decision_without_candidates(self._facts))
             return slot
         partition = self._partition(graph, slot, of_all_sizes)
         if is_decided_by_size:
@@ -222,6 +222,15 @@ def decision_without_graph(facts: CompiledFacts, *, is_state_known: bool = True)
     reason = because(ReasonCode.NOT_CAPTURED_BY_TORCH, facts.refusal or "it did not try")
     # A refusal because of another graph or a setting of the process may not come again.
     return policy.only_kernels(reason, final=facts.refused_for_good)
+
+
+def _decision_without_candidates(facts: CompiledFacts) -> Decision:
+    """Return the decision for a partition that cannot be recorded, with the reason."""
+    if facts.calls_host_operators:
+        return _custom_operators(facts)
+    if facts.reads_sizes:
+        return rules.only_kernels(ReasonCode.CANNOT_BE_RECORDED, SIZES_OF_TENSORS)
+    return rules.only_kernels(ReasonCode.RANDOM_STATE_UNKNOWN)
 
 
 def _custom_operators(facts: CompiledFacts) -> Decision:

@@ -51,7 +51,9 @@ class Context:
 
 
 class Partition:
-    """Decides the deployment of a partition at one size, or at all sizes. It alone exchanges the callable in the slot.
+    """Decides the deployment of a partition at one size, or at all sizes, and exchanges the callable in its slot.
+
+    Where sizes are decided apart, `CompiledGraph` has put a `ShapeDispatcher` into the partition's slot, and each size has a slot of its own.
 
     The slot is held weakly: it holds the callable of the partition, which may hold this object.
     """

@@ -251,9 +251,9 @@ class ShapeDispatcher:
         return self._owed_s + expected_s
 
     def _calls_to_make_room(self) -> int:
-        """Return the number of calls at which a new size replaces a decided one. It doubles with each round of setups.
+        """Return the number of its call at which a new size replaces a decided one: `bounds.calls`, doubled after each `bounds.sizes` setups.
 
-        Recording a size takes as long as hundreds of launches. Sizes that replace each other seldom come back that often.
+        Recording a size takes as long as hundreds of launches. So a size that soon is replaced again would not pay for its recording.
         """
         return int(self._bounds.calls << (self._setups // max(self._bounds.sizes, 1)))
 

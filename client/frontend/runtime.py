@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 SWITCHED_OFF = "PYGRAPH_RELOCATE=0"
 CANNOT_RECORD = "relocatable graphs cannot be had in this process"
+USES_STREAMS = "it uses streams or events of the program"
 FORWARD_NOT_OURS = "its forward was compiled without PyGraph"
 _PLACE = re.compile(r"^ *# File: (.+:\d+ in .+?), code:", re.MULTILINE)
 
@@ -100,6 +101,8 @@ class Runtime:
         if self.devices.recorder(facts.device_index) is None:
             return CANNOT_RECORD
         is_of_ours = facts.is_backward and torch_private.is_ours(box)
+        if facts.cudagraphs_asked and facts.uses_streams and not is_of_ours:
+            return USES_STREAMS
         if not is_of_ours and (reason := self._why_no_collectives(facts)):
             return reason
         # PyTorch's trees run its forward then, and have to run it, too.

@@ -119,7 +119,7 @@ class AliasSets:
         form = tuple(value.size()), tuple(value.stride())
         offset = _elements(begin, value.dtype) + int(value.storage_offset())
         part = Part(memory, *form, offset, value.dtype)
-        if not _is_flagged(value):
+        if not is_flagged(value):
             return part
         none = torch.empty(0, dtype=value.dtype, device=value.device)
         return Flagged(part, torch_private.viewed_like(none, value))
@@ -128,7 +128,7 @@ class AliasSets:
         """Return the first output that fills its storage."""
         members = (self._outputs[index] for index in self._members[number])
         return next(
-            (each for each in members if extent(each) == storage_of(each) and not _is_flagged(each)), None
+            (each for each in members if extent(each) == storage_of(each) and not is_flagged(each)), None
         )
 
     def memories(self, first: int) -> tuple[tuple[Memory, ...], list[SegmentRange], list[int]]:
@@ -162,15 +162,16 @@ class AliasSets:
         ]
 
 
-def _is_flagged(value: torch.Tensor) -> bool:
-    return bool(value.is_conj() or value.is_neg())
+def is_flagged(value: Any) -> bool:
+    """Return whether a value is a conjugate or negative view."""
+    return isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg())
 
 
 def _view_of_input(value: torch.Tensor, inputs: Sequence[Any], groups: InputGroups) -> Output | None:
     storage = value.untyped_storage().data_ptr()
     for index, each in enumerate(inputs):
         if isinstance(each, torch.Tensor) and each.numel() and each.untyped_storage().data_ptr() == storage:
-            if _is_flagged(value):
+            if is_flagged(value):
                 raise NotRelocatableError("an output is a conjugate or negative view of an input")
             offset = _elements(value.data_ptr() - each.data_ptr(), value.dtype)
             keeps = each.dtype == value.dtype

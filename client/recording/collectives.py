@@ -19,6 +19,8 @@ from pygraphd.client.recording.size_slot import Persistence, Refusal
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
@@ -104,7 +106,9 @@ class CollectiveRecordings(Recordings):
     # --- an attempt ---
 
     def _attempt(self, slot: SizeSlot, inputs: list[Any]) -> Any:
-        lockstep = guarded(self._report, "recording by all ranks", in_full=True)(lambda: self._begin(slot))
+        lockstep = guarded(self._report, "recording by all ranks", in_full=True)(
+            lambda: self._begin(slot, inputs)
+        )
         if lockstep is None:
             return self._launch(inputs)
         if not self._recording.acquire(blocking=False):
@@ -117,7 +121,7 @@ class CollectiveRecordings(Recordings):
             slot.recording_us += self._pipeline.host_us - before_us
             self._recording.release()
 
-    def _begin(self, slot: SizeSlot) -> Lockstep | None:
+    def _begin(self, slot: SizeSlot, inputs: Sequence[Any]) -> Lockstep | None:
         """Begin an attempt; return None if this rank has voted against it, so that all ranks run KERNELS."""
         size = ",".join(map(str, slot.size))
         try:
@@ -128,6 +132,8 @@ class CollectiveRecordings(Recordings):
             self._refuse(slot, Refusal(str(error), Persistence.PROCESS, ReasonCode.COLLECTIVES))
             return None
         reason = A_RANK_RUNS_KERNELS if self._is_closed else self._why_not_record(slot)
+        if reason is None:
+            reason = self._why_not_now(inputs)
         if reason is None and not self._recorder.is_idle_within(IDLE_S):
             reason = NOT_IDLE
         if reason is None:

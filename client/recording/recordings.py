@@ -26,6 +26,7 @@ from pygraphd.client.backend.errors import (
 )
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
+from pygraphd.client.recording.alias_sets import is_flagged
 from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
@@ -35,7 +36,7 @@ from pygraphd.client.replay.scratch import SharedScratch
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
@@ -52,7 +53,8 @@ MAX_RECORDINGS = 8
 CAPTURES_OF_EACH = 4
 """Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
 MAX_SIZE_SLOTS = 64
-"""Sizes of one callable that are remembered, recorded or not. Calls of others run as KERNELS."""
+"""Sizes of one callable that are remembered at least, recorded or not: four times the bound on recordings if that is more, which makes 256 by default.
+Calls of others run as KERNELS."""
 
 NOT_YET = "first call of a size"
 HELPER_IS_COMING = "the compiled helper was still being compiled"
@@ -60,6 +62,8 @@ TOO_MANY_SIZES = "more sizes than are remembered"
 TOO_MANY_CAPTURES = "captured as often as is allowed"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
+SWITCHED = "a setting of cuDNN or cuBLAS is not the one that it was compiled with"
+FLAGGED = "a gradient is a conjugate or negative view"
 
 
 def _seen_by_hooks(_: list[Any]) -> Any:
@@ -107,6 +111,8 @@ class Recordings:
         """The recordings that the compiled helper serves, by size."""
         self._integers: list[int] = []
         """Indices of the integers among the inputs: the same at each call, and found at the first."""
+        self._switches = torch_private.switches(facts.switches)
+        self._tangents = tuple(sorted(facts.tangents))
         self._is_called = False
         self._postponed = 0
         self._recording = threading.Lock()
@@ -126,13 +132,13 @@ class Recordings:
 
         Asked for while the helper is being compiled, it is one that calls this object until there is a recording, and then the helper.
         """
-        conditions = self._recorder.conditions
+        conditions = (*self._recorder.conditions, *self._switches)
         if self.facts.saved:
             conditions = (*conditions, torch_private.no_hooks_see_saved())
         ops = helper.ops(self._report.count_failure)
         if ops is None:
             return self._until_recorded()
-        return functools.partial(ops.run, self._fused, self._integers, conditions, self)
+        return functools.partial(ops.run, self._fused, self._integers, conditions, self._tangents, self)
 
     def _until_recorded(self) -> Runnable:
         run: Runnable | None = None
@@ -153,6 +159,8 @@ class Recordings:
             return self._run(inputs)
 
     def _run(self, inputs: list[Any]) -> Any:
+        if reason := self._why_not_now(inputs):
+            return self._fall_back(reason, inputs)
         size = self._size_of(inputs)
         slot = self._slots.get(size)
         if slot is None or (replay := slot.replay) is None:
@@ -168,6 +176,12 @@ class Recordings:
         if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
         return self._replay(slot, replay.drawing, inputs)
+
+    def _why_not_now(self, inputs: Sequence[Any]) -> str | None:
+        """Return why a call can neither be replayed nor recorded, as kernels would be other ones or read their inputs otherwise."""
+        if not torch_private.are_set(self._switches):
+            return SWITCHED
+        return FLAGGED if any(is_flagged(inputs[index]) for index in self._tangents) else None
 
     def _begin_replays(self, slot: SizeSlot, replay: Replay) -> None:
         """Give back memory before the first replay, and have the compiled helper serve the calls after it.
@@ -232,12 +246,9 @@ class Recordings:
             slot.refusal = Refusal(reason, Persistence.PROCESS)
         if reason is not None:
             # Outside of `except`: the error's traceback keeps the memory of the replay.
-            is_due = (
-                mismatch is not None
-                and not torch_private.is_profiled()
-                and slot.mismatches.add(inputs, mismatch)
-            )
-            if not is_due or self._why_no_more(slot.size):
+            if mismatch is None or torch_private.is_profiled():
+                return self._fall_back(reason, inputs)
+            if not slot.mismatches.add(inputs, mismatch) or self._why_no_more(slot.size):
                 return self._fall_back(reason, inputs)
             return self._record_or_fall_back(slot, inputs, reason)
         if self._needs_draws and slot.replay is not None:

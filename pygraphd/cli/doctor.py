@@ -124,6 +124,8 @@ def _recording(probed: Mapping[str, Mapping[str, Any]]) -> Check:
     if found is None:
         return Check("recording", "not asked, as an earlier stage failed", "mend that first")
     if reason := lacks or found.get("error"):
+        if not probed.get("torch", {}).get("gpus"):
+            return Check("recording", str(reason), "without a GPU graphs run as KERNELS")
         return Check(
             "recording", str(reason), "graphs are left to PyTorch until the driver and torch have these"
         )

@@ -1,6 +1,6 @@
 """Grant leases: of many processes that meet an unknown graph at once, one measures it. In memory, on the event loop's thread.
 
-A lease ends when a decision is recorded, when its time is over, or when its holder is dead. A restarted daemon has none:
+A lease ends when a final decision, or any of its holder's, is recorded, when its time is over, or when its holder is dead. A restarted daemon has none:
 then two processes may measure one graph, which costs time and nothing else.
 """
 

@@ -22,6 +22,7 @@ from pygraphd.client.backend.torch_private.inductor import (
     Cudagraphify, Runnable, align_inputs, compile_with_inductor, count_in_compilation, counted_in_compilation, cuda_is_set_up, cudagraphs_asked,
     graph_breaks, inductor_cache, install, is_in_subgraph, is_ours, is_own_file, kernel_options, note_ours,
 )
+from pygraphd.client.backend.torch_private.library_switches import are_set, switches
 from pygraphd.client.backend.torch_private.operators import is_mutable, keep_results, lower_as, operator_of
 from pygraphd.client.backend.torch_private.partitions import graphs_are_split, split_graphs, split_partitions
 from pygraphd.client.backend.torch_private.passes import (

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.backend import vouched_operators
 from pygraphd.client.backend.torch_private.autograd import donated_inputs, returned_sizes, saved_outputs
 from pygraphd.client.backend.torch_private.inductor import cudagraphs_asked, inductor_config
+from pygraphd.client.backend.torch_private.library_switches import switches_of
 from pygraphd.client.backend.torch_private.operators import host_operators, overloads_in
 from pygraphd.client.backend.torch_private.partitions import (
     collectives_in,
     is_split_around,
     launches_in,
+    reads_sizes,
     somebody_wraps_partitions,
     without_kernels,
 )
@@ -77,6 +79,12 @@ class CompiledFacts:
     """The inputs of a backward in whose memory its kernels may write other values, by index; None: not known."""
     returned_sizes: frozenset[int] | None = None
     """The numbers of elements of those inputs of a backward that its outputs may lie in; None: not known."""
+    uses_streams: bool = False
+    """Whether it acts on streams or events of the program; see `vouched_operators.STREAMS`."""
+    reads_sizes: bool = False
+    """Whether the code of a partition reads sizes off tensors, of which no integer input tells; see `partitions.reads_sizes`."""
+    switches: tuple[str, ...] = ()
+    """The settings of libraries that its kernels depend on at each call; see `library_switches.switches_of`."""
     is_split: bool = False
     """Whether PyGraph has had the graph split, so that no partition calls one of `host_operators`; see `split_graphs`."""
 
@@ -94,7 +102,8 @@ def facts(
         host_operators(overloads, vouched),
         [f"{space}::{name}" for space, name, _ in overloads],
     )
-    is_split = bool(refusal) and _is_split_by_us(compiled, operators)
+    uses_streams = any(space == vouched_operators.STREAMS for space, _, _ in overloads)
+    is_split = bool(refusal) and not uses_streams and _is_split_by_us(compiled, operators)
     partitions = _partitions(compiled) if is_split or not refusal else 1
     code = without_kernels(compiled.source_code)
     launches, between = launches_in(code, partitions)
@@ -115,7 +124,8 @@ def facts(
         mutated_inputs=tuple(compiled.mutated_input_idxs),
         maps=_partition_maps(compiled) if is_split or not refusal else (),
         host_operators=operators,
-        calls_host_operators=bool(operators) and not is_split_around(compiled.source_code, operators),
+        calls_host_operators=uses_streams
+        or (bool(operators) and not is_split_around(compiled.source_code, operators)),
         is_repeatable=not vouched_operators.not_vouched(named),
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),
@@ -124,6 +134,9 @@ def facts(
         launches_between=between,
         donated_inputs=donated_inputs(compiled, code) if graph_kwargs["is_backward"] else frozenset(),
         returned_sizes=returned_sizes(code, text) if graph_kwargs["is_backward"] else None,
+        uses_streams=uses_streams,
+        reads_sizes=reads_sizes(code),
+        switches=switches_of(code),
         is_split=is_split,
     )
 

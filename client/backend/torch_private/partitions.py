@@ -101,7 +101,13 @@ def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool
             return frozenset(), False
         if not is_added(current_pass()) or is_for_export():  # else its cache key would not differ
             return frozenset(), False
-        operators = frozenset(host_operators(overloads_of(lowering.orig_gm), vouched))
+        overloads = {*overloads_of(lowering.orig_gm)}
+        if any(space == vouched_operators.STREAMS for space, _, _ in overloads):
+            return (
+                frozenset(),
+                False,
+            )  # it is not captured, and Inductor need not split what runs on side streams
+        operators = frozenset(host_operators(overloads, vouched))
         return operators, bool(operators) or len({*lowering.device_types} - {"meta"}) > 1
     except Exception:  # noqa: BLE001 - within the user's compilation: the graph stays whole
         return frozenset(), False
@@ -199,6 +205,15 @@ def launches_in(source: str, partitions: int) -> tuple[tuple[int, ...], int]:
     return tuple(found[f"def partition_{each}"] for each in range(partitions)), found["class Runner:"]
 
 
+def reads_sizes(source: str) -> bool:
+    """Return whether generated code that would be captured reads a size or stride off a tensor, as for the backward of a jagged tensor.
+
+    Nothing among the inputs of a call would tell its recording from that of another size. Partitions are given sizes as integers.
+    """
+    function = "def partition_" if _has_partitions(source) else ""
+    return any(each.startswith(function) and _SIZE.match(line) is not None for each, line in _code(source))
+
+
 def _code(source: str) -> Iterator[tuple[str, str]]:
     """Yield each line of generated code that is no comment, with the beginning of the function or class that it is in."""
     function = ""
@@ -222,3 +237,4 @@ _LAUNCH = re.compile(
     r"|\btorch\.ops\.\w+\.(?!wait_|view_as_)\w+(?:\.\w+)?\("
 )
 _TEXT = re.compile(r"'([^']*)'")
+_SIZE = re.compile(r"^ +\w+ = \w+\.(?:size|stride)\(\)$")

@@ -27,7 +27,7 @@ typedef struct {
 } Executable;
 
 typedef struct {
-    Py_buffer numbers, parameters; /* the array that the next six fields point into; all node parameters */
+    Py_buffer numbers, parameters; /* the array that the next five fields point into; all node parameters */
     const Member *members;         /* those of inputs come first, then those of memories */
     const Segment *segments;
     const Word *words;
@@ -255,9 +255,9 @@ static int write_node(const Write *write, void *executable) {
     return ((int (*)(void *, void *, void *, void *))write->function)(executable, node, parameters, (void *)write->context);
 }
 
-/* Has `make` instantiate the graph with the words as they are, in place of an executable that is `replaced` if that is not 0; returns 0, without
- * an exception or with one, if it does not. After None from `make`, with `replaced` 0, no executable is asked
- * for but in place of another one. */
+/* Has `make` instantiate the graph with the words as they are. `replaced`: the executable whose place the new one takes; 0: it is one more.
+ * Returns 0 if there is none: with an exception, or without one if `make` has returned None. After None for one more, the table
+ * asks for no more of these. */
 static uint64_t instantiate(Table *table, uint64_t replaced, void *stream) {
     PyObject *made = PyObject_CallFunction(table->make, "KK", (unsigned long long)(uintptr_t)stream, (unsigned long long)replaced);
     uint64_t handle = made == NULL || made == Py_None ? 0 : PyLong_AsUnsignedLongLong(made);

@@ -114,14 +114,15 @@ class TensorOps:
         self.run: Callable[..., Any] = module.run
         """Serves a call: run(replays, integers, conditions, owner, inputs). The inputs at `integers` find the recording among `replays`.
 
-        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, where the current stream is being
+        It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, while a profiler runs, where the current stream is being
         captured, or where a function in `conditions` does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
         self.kernel_functions: Callable[[], tuple[int, int]] = module.kernel_functions
         """Returns the addresses of functions that stand for cuGraphLaunch and for the driver's function that writes a node; see `single_kernel.py`."""
         self.arena_range: Callable[[int, int], int] = module.arena_range
-        """Has the pools of `arena_functions` allocate addresses from the first on, below the second; returns the first one left of the range before."""
+        """arena_range(first, end): the pools of `arena_functions` allocate addresses from `first` on, below `end`, from now on. Returns the first address
+        that was not allocated of the range before."""
         self.arena_functions: Callable[[], tuple[int, int]] = module.arena_functions
         """Returns the addresses of functions that allocate and release memory of a pool; see `torch_private.pool_served_by`."""
         self.table: Callable[..., Any] = module.table

@@ -284,6 +284,27 @@ static int hold(PyObject *conditions) {
     return 1;
 }
 
+/* Returns whether the tensors at some indices of the inputs are no conjugate or negative views: kernels of a recording would miss the bit. */
+static int are_plain(PyObject *indices, PyObject *inputs) {
+    static PyObject *names[2];
+    if (names[0] == NULL) names[0] = PyUnicode_InternFromString("is_conj");
+    if (names[1] == NULL) names[1] = PyUnicode_InternFromString("is_neg");
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(indices); i++) {
+        Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(indices, i));
+        for (int j = 0; j < 2; j++) {
+            PyObject *each = item(inputs, index), *found = NULL;
+            if (each != NULL && is_tensor(each) && names[j] != NULL) found = PyObject_CallMethodNoArgs(each, names[j]);
+            int is_plain = found == Py_False || (each != NULL && !is_tensor(each));
+            Py_XDECREF(found);
+            if (!is_plain) {
+                PyErr_Clear();
+                return 0;
+            }
+        }
+    }
+    return 1;
+}
+
 /* Has the owner deal with the exception that is set. */
 static PyObject *failed(PyObject *owner, PyObject *inputs) {
     PyObject *type, *value, *traceback;
@@ -296,17 +317,17 @@ static PyObject *failed(PyObject *owner, PyObject *inputs) {
     return result;
 }
 
-/* run(replays, integers, conditions, owner, inputs) */
+/* run(replays, integers, conditions, tangents, owner, inputs) */
 static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t given) {
-    enum { REPLAYS, INTEGERS, CONDITIONS, OWNER, INPUTS, ARGUMENTS };
-    if (given != ARGUMENTS || !PyDict_Check(args[REPLAYS]) || !PyList_Check(args[INTEGERS]) || !PyTuple_Check(args[CONDITIONS])) {
-        PyErr_SetString(PyExc_TypeError, "a dict, a list, a tuple, an owner and inputs are wanted");
+    enum { REPLAYS, INTEGERS, CONDITIONS, TANGENTS, OWNER, INPUTS, ARGUMENTS };
+    if (given != ARGUMENTS || !PyDict_Check(args[REPLAYS]) || !PyList_Check(args[INTEGERS]) || !PyTuple_Check(args[CONDITIONS]) || !PyTuple_Check(args[TANGENTS])) {
+        PyErr_SetString(PyExc_TypeError, "a dict, a list, two tuples, an owner and inputs are wanted");
         return NULL;
     }
     PyObject *inputs = args[INPUTS], *owner = args[OWNER], *launched = NULL, *result = NULL;
     FusedReplay *replay = PyList_Check(inputs) ? replay_of(args[REPLAYS], args[INTEGERS], inputs) : NULL;
     void *stream;
-    if (replay == NULL || replay->replays >= replay->next_check || is_profiled() || !hold(args[CONDITIONS]) ||
+    if (replay == NULL || replay->replays >= replay->next_check || is_profiled() || !hold(args[CONDITIONS]) || !are_plain(args[TANGENTS], inputs) ||
         !find_stream(replay, &stream) || is_captured(replay, stream)) {
         Py_XDECREF(replay);
         return PyObject_CallOneArg(owner, inputs);

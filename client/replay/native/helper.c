@@ -267,8 +267,9 @@ static PyMethodDef methods[] = {
      "arena_functions(): return the addresses of functions that allocate and release, for a pluggable allocator of PyTorch's."},
     {"tick", tick, METH_NOARGS, "tick(): return the next number in the order of all calls."},
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
-     "run(replays, integers, conditions, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if each of\n"
-     "`conditions`, a (function, value), holds, no profiler runs and no capture of the current stream. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
+     "run(replays, integers, conditions, tangents, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if\n"
+     "each of `conditions`, a (function, value), holds, no input at `tangents` is a conjugate or negative view, no profiler runs and no\n"
+     "capture of the current stream. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
      "owner.replay_failed(inputs, exception)."},
     {NULL, NULL, 0, NULL}};
 

@@ -375,3 +375,30 @@ def test_a_split_graph_comes_from_inductors_cache_as_one_and_only_to_who_wants_i
 
     expected = ((0, True), (1, True), (0, False), (1, False))
     assert told == [(hit, split, ["counted"]) for hit, split in expected]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's own, of `.grad`
+def test_the_backward_of_a_jagged_tensor_reads_its_size_off_a_tensor() -> None:
+    """Its inputs are tensors alone, and it is compiled once for all lengths: nothing else tells one length from another."""
+    linear = torch.nn.Linear(8, 16)
+    seen: list[tuple[bool, bool]] = []
+
+    def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        facts = torch_private.facts(compiled, graph_kwargs)
+        seen.append((facts.is_backward, facts.reads_sizes))
+        original()
+
+    uninstall = torch_private.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    try:
+        torch._dynamo.reset()
+        step = torch.compile(lambda jagged: torch.nn.functional.gelu(linear(jagged)))
+        for lengths in ([3, 5, 2], [7, 8, 9]):
+            values = torch.randn(sum(lengths), 8, requires_grad=True)
+            offsets = torch.tensor([0, *lengths]).cumsum(0)
+            step(torch.nested.nested_tensor_from_jagged(values, offsets)).values().sum().backward()
+            assert values.grad is not None
+    finally:
+        uninstall()
+        torch._dynamo.reset()
+    assert (True, True) in seen
+    assert (True, False) not in seen

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch._inductor import config
 
+from pygraphd.client.backend.torch_private.partitions import reads_sizes
+from pygraphd.client.dispatch.compiled_graph import SIZES_OF_TENSORS
 from pygraphd.client.frontend import settings
-from pygraphd.client.frontend.runtime import Runtime
+from pygraphd.client.frontend.runtime import USES_STREAMS, Runtime
 from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.compiled import (  # noqa: F401 - fixtures
     Compiled,
@@ -109,3 +111,62 @@ def test_a_partition_that_calls_an_operator_is_not_recorded_in_modes_with_cuda_g
         assert session.report.summary()["reasons"] == {
             str(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::op")): 1
         }
+
+
+STREAMS = "  wait_event = torch.ops.streams.wait_event.default(0, 1)"
+
+
+@pytest.mark.parametrize("how", ["whole", "split"])
+def test_a_graph_that_acts_on_streams_is_not_recorded(
+    session: Runtime, relocating: list[Relocating], how: str
+) -> None:
+    """The streams are those of the program: a replay would neither wait for them nor record their events."""
+    text = f"{TEXT}\n{STREAMS}"
+    if how == "whole":
+        compiled = compile_whole(session, backward=False, box=None, inductor_post_grad_graph_str=STREAMS)
+    else:
+        compiled = Compiled(2)
+        compiled.inductor_post_grad_graph_str = text
+        compiled.source_code = BETWEEN + "        torch.ops.streams.wait_event.default(0, 1)\n"
+        plan = session.compiled_graph(
+            compiled, {"is_backward": False, "cudagraphs": False, "boxed_forward_device_index": None}
+        )
+        assert plan is not None
+        plan.complete(compiled)
+
+    assert {str(each) for each in run_alone(compiled)} == {"launched"}
+    assert relocating == []
+    (reason,) = session.report.summary()["reasons"]
+    assert "streams::wait_event" in reason
+
+
+def test_pytorch_captures_a_graph_that_acts_on_streams_where_that_was_asked_for(session: Runtime) -> None:
+    compiled = Compiled(1)
+    compiled.inductor_post_grad_graph_str = STREAMS
+    kwargs = {"is_backward": False, "cudagraphs": True, "boxed_forward_device_index": None}
+    with config.patch({"triton.cudagraphs": True}):
+        assert session.compiled_graph(compiled, kwargs) is None
+    assert session.report.summary()["left_to_torch"] == {USES_STREAMS: 1}
+
+
+SIZES = (
+    "class Runner:\n    def call(self, args):\n        arg0_size = arg0.size()\n        s0 = arg0_size[0]\n"
+)
+
+
+def test_a_graph_that_reads_a_size_off_a_tensor_is_not_recorded(
+    session: Runtime, relocating: list[Relocating]
+) -> None:
+    """As the backward of a jagged tensor: no integer among the inputs tells its sizes, and a recording would serve them all."""
+    compiled = compile_whole(session, backward=False, box=None, source_code=SIZES)
+
+    assert run_alone(compiled) == ["launched"]
+    assert relocating == []
+    assert session.report.summary()["reasons"] == {
+        str(Reason(ReasonCode.CANNOT_BE_RECORDED, SIZES_OF_TENSORS)): 1
+    }
+
+
+def test_partitions_are_given_the_sizes_that_are_read_before_them(session: Runtime) -> None:
+    assert not reads_sizes("def partition_0(args):\n    arg0, s0 = args\n" + SIZES)
+    assert reads_sizes("def partition_0(args):\n    arg0_stride = arg0.stride()\n" + SIZES)

@@ -1,0 +1,100 @@
+"""Calls whose kernels would be others than the recorded ones, or read their inputs otherwise, though all addresses fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend import torch_private
+from pygraphd.client.recording.recordings import FLAGGED, SWITCHED
+from tests.support.recording_case import Case, Operations, add, case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client.recording.recordings import Recordings
+
+__all__ = ["case"]  # fixtures
+
+pytestmark = pytest.mark.torch
+
+
+def negated(ops: Operations, inputs: list[Any]) -> tuple[Any, ...]:
+    """Double an input as a library does, which obeys its negative bit when it is called."""
+    (x,) = inputs
+    x = x.resolve_neg() if x.is_neg() else x
+    return (ops.add(x, x),)
+
+
+def ways(made: Recordings) -> list[Callable[[list[Any]], Any]]:
+    """Return both ways into a recording: by the compiled helper, and by Python."""
+    return [made.run, made]
+
+
+def served(made: Recordings) -> int:
+    return sum(each.counts.replays for each in made.replays)
+
+
+@pytest.mark.parametrize("way", range(2), ids=["helper", "Python"])
+def test_a_gradient_with_a_negative_bit_is_not_given_to_a_recording_without(case: Case, way: int) -> None:
+    """Autograd may set the bit at one call and not at the next, and nothing compiles the backward again."""
+    made = case.made(negated, GraphFacts(tangents=frozenset({0})))
+    run = ways(made)[way]
+    for _ in range(3):
+        assert run([case.floats(1, 2)])[0].tolist() == [2, 4]
+    before = served(made)
+
+    assert run([torch._neg_view(case.floats(1, 2))])[0].tolist() == [-2, -4]
+    assert (served(made), case.report.fallbacks[FLAGGED]) == (before, 1)
+    assert run([case.floats(3, 4)])[0].tolist() == [6, 8]
+    assert served(made) == before + 1
+
+
+def test_a_call_whose_gradient_has_a_negative_bit_is_not_recorded(case: Case) -> None:
+    made = case.made(negated, GraphFacts(tangents=frozenset({0})))
+    for _ in range(4):
+        assert made.run([torch._neg_view(case.floats(1, 2))])[0].tolist() == [-2, -4]
+
+    assert made.replays == ()
+    assert case.report.fallbacks == {FLAGGED: 4}
+
+
+@pytest.mark.parametrize("way", range(2), ids=["helper", "Python"])
+def test_a_recording_serves_no_call_under_other_settings_of_a_library(
+    case: Case, monkeypatch: pytest.MonkeyPatch, way: int
+) -> None:
+    """As where a program asks cuDNN for deterministic algorithms, or for float32 without TF32, after some steps."""
+    made = case.made(add, GraphFacts(switches=("cudnn.deterministic", "cudnn.conv.fp32_precision")))
+    run = ways(made)[way]
+    for _ in range(3):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    before = served(made)
+
+    for refused, (name, value) in enumerate((("deterministic", True), ("allow_tf32", False)), start=1):
+        with monkeypatch.context() as changed:
+            changed.setattr(torch.backends.cudnn, name, value)
+            assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+        assert (served(made), case.report.fallbacks[SWITCHED]) == (before, refused)
+    assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    assert served(made) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("code", "first"),
+    [
+        ("buf0 = extern_kernels.convolution(arg0, arg1)", "cudnn.enabled"),
+        ("buf0 = torch.ops.aten._cudnn_rnn.default(arg0)", "cudnn.enabled"),
+        ("extern_kernels.addmm(arg0, arg1, arg2, out=buf0)", "cuda.matmul.allow_fp16_accumulation"),
+    ],
+)
+def test_settings_are_those_of_the_libraries_that_are_called(code: str, first: str) -> None:
+    from pygraphd.client.backend.torch_private.library_switches import switches_of
+
+    names = switches_of(code)
+
+    assert names[0] == first
+    assert len(torch_private.switches(names)) == len(names)  # this torch tells them all
+    assert switches_of("triton_poi_fused_convolution_0.run(arg0, stream=stream0)") == ()
