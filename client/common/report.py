@@ -109,7 +109,7 @@ class Report:
             log.warning("%s", reason)
 
     def count_fallback(self, reason: str) -> None:
-        """Count a call that ran as KERNELS although its partition is tried or deployed as GRAPH."""
+        """Count a call that ran as KERNELS where a GRAPH ran or could have run, or a decision that failed its validation."""
         self._add_reason(self.fallbacks, reason, 1)
 
     def count_left_to_torch(self, reason: str) -> None:

@@ -100,7 +100,19 @@ def test_readme_has_a_line_for_each_suite_and_mode(tmp_path: Path) -> None:
 
     assert "| HuggingFace, inference, H100 | 4.00 (3) | 4.00 (3) | 2.00 (2) | 2.00 (2) |" in table
     assert "| HuggingFace, training, H100 | 4.00 (1) |" in table
+    assert "earlier version" not in table
     assert readme_suites(tmp_path) == ""
+
+
+def test_a_suite_of_an_earlier_version_is_marked_in_readme(tmp_path: Path) -> None:
+    results = stored(checkout(tmp_path))
+    file = results / "suite-huggingface-h100.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "old": "measured before"}))
+
+    table = readme_suites(results)
+
+    assert r"| HuggingFace, training, H100\* | 4.00 (1) |" in table
+    assert table.endswith("\n\n" + r"\* Measured with an earlier version of PyGraph.")
 
 
 def process(

@@ -9,13 +9,13 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import region_table
-from benchmarks.compare import BASELINES, compare, variants_to_compare
+from benchmarks.compare import BASELINES, Comparison, Kind, compare, variants_to_compare
 from benchmarks.errors import BenchmarkError
 from benchmarks.processes import ROOT
 from benchmarks.variants import VARIANTS
 from tools.lab.client_report import client_sections, readme_clients
 from tools.lab.overhead import PARTS, overheads
-from tools.lab.steps_report import step_ms, steps_section
+from tools.lab.steps_report import is_complete, step_ms, steps_section
 from tools.lab.stored import Result, code, gpu_of, markdown_table, process_counts, read_results
 from tools.lab.suite_report import readme_suites, suite_sections
 
@@ -34,6 +34,7 @@ _README_VARIANTS = {
     "pygraph-cold": 'PyGraph, `mode="reduce-overhead"`',
 }
 _NONE = ""
+_KINDS = " and ".join(Kind)
 
 
 def write_report(root: Path = ROOT) -> list[str]:
@@ -364,12 +365,19 @@ def readme_table(results: Sequence[Result]) -> str:
         rows.append([workload, *plain, *(step_ms(times[name], name) for name in ours)])
     head = ["ms a step", *map(code, BASELINES), *(_README_VARIANTS[name] for name in ours)]
     means = [
-        f"{_README_VARIANTS[name]}: {statistics.geometric_mean(ratios):.2f} over {len(ratios)} workloads"
+        f"{_README_VARIANTS[name]}: {_means_of(common)} over {len(common)} workloads"
         for name in ours
-        if (ratios := [r for each in comparisons[name].values() if (r := each.waited_for.ratio) is not None])
+        if (common := [each for each in comparisons[name].values() if is_complete(each)])
     ]
     told = (
-        f"{result.where(process_counts(records))}\n\nFirst runs with an empty cache; each step is waited for. Time over the better of "
-        f"`{BASELINES[0]}` and `{BASELINES[1]}`, geometric mean: {'; '.join(means)}. All figures: `docs/performance.md`."
+        f"{result.where(process_counts(records))}\n\nFirst runs with an empty cache; each step is waited for. Geometric means of the time over the "
+        f"better of `{BASELINES[0]}` and `{BASELINES[1]}`, over the workloads that both run, {_KINDS}. {'. '.join(means)}."
+        " All figures: `docs/performance.md`."
     )
     return f"{markdown_table(head, rows)}\n\n{told}"
+
+
+def _means_of(common: Sequence[Comparison]) -> str:
+    """Return the geometric means of the ratios of some workloads, in the order of `Kind`."""
+    means = (statistics.geometric_mean([each.times[kind].ratio or 1.0 for each in common]) for kind in Kind)
+    return " and ".join(f"{mean:.2f}" for mean in means)

@@ -46,12 +46,13 @@ def _means(comparisons: Mapping[str, Sequence[Comparison]]) -> str:
         [code(variant), mode, str(len(common)), *_row_of_means(variant, common)]
         for variant, found in comparisons.items()
         for mode, modes in _MODES.items()
-        if (common := [each for each in found if each.mode in modes and _is_complete(each)])
+        if (common := [each for each in found if each.mode in modes and is_complete(each)])
     ]
     return markdown_table(["variant", "mode", "workloads", *columns], rows)
 
 
-def _is_complete(each: Comparison) -> bool:
+def is_complete(each: Comparison) -> bool:
+    """Return whether both baselines and the variant ran a workload, so that it counts in means."""
     return all(times.ratio is not None and set(BASELINES) <= set(times.ms) for times in each.times.values())
 
 

@@ -39,6 +39,8 @@ _OURS = "pygraph-default"
 _TITLES = {"huggingface": "HuggingFace", "timm": "TIMM", "torchbench": "TorchBench"}
 _REASON = re.compile(r"\d+ x |launched: ")
 """How a remark of PyGraph's summary begins that says why graphs run as they do."""
+_OF_OLD = r"\*"
+"""The mark of a suite in README.md whose figures are of an earlier version."""
 _MAX_REASON = 160
 """Characters of a reason that a page shows."""
 
@@ -60,7 +62,7 @@ def readme_suites(folder: Path) -> str:
     """Return a table with a line for each suite and mode, empty without any."""
     found = [
         [
-            f"{_name(each)}, {mode}, {gpu_of(each)}",
+            f"{_name(each)}, {mode}, {gpu_of(each)}{_OF_OLD if each.old else ''}",
             *(_mean(results, other, kind) for other in (DEFAULT, REDUCE_OVERHEAD) for kind in KINDS),
             f"{statistics.median(noise):.0%}" if (noise := noises(results).values()) else "",
         ]
@@ -80,7 +82,9 @@ def readme_suites(folder: Path) -> str:
         "Geometric mean over the models that both run, whose number is in brackets; above 1, PyGraph is faster. "
         "Noise: how far two processes of `default` are apart, median over the models."
     )
-    return f"{told}\n\n{markdown_table(head, found)}"
+    table = markdown_table(head, found)
+    remark = f"\n\n{_OF_OLD} Measured with an earlier version of PyGraph." if _OF_OLD in table else ""
+    return f"{told}\n\n{table}{remark}"
 
 
 def _mean(results: Results, other: str, kind: str) -> str:

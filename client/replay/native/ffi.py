@@ -112,10 +112,11 @@ class TensorOps:
         self.bind: Callable[[Any, list[Any], list[Any], int], tuple[int, int] | None] = module.bind
         """Does what `Executables.bind` does for a table, inputs, memories and a stream; returns None if the call does not fit."""
         self.run: Callable[..., Any] = module.run
-        """Serves a call: run(replays, integers, conditions, owner, inputs). The inputs at `integers` find the recording among `replays`.
+        """Serves a call: run(replays, integers, conditions, tangents, owner, inputs). The inputs at `integers` find the recording among `replays`.
 
         It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, while a profiler runs, where the current stream is being
-        captured, or where a function in `conditions` does not return the value beside it. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
+        captured, where a function in `conditions` does not return the value beside it, or where an input at `tangents` is a conjugate or negative
+        view. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
         self.kernel_functions: Callable[[], tuple[int, int]] = module.kernel_functions

@@ -66,7 +66,7 @@ def test_a_sound_machine_has_nothing_to_do(locations: Locations) -> None:
         ("torch", {"memory": [[2**20, 2**37]]}, "room beside the model"),
         ("hook", {"missing": "torch lacks x"}, "does nothing"),
         ("hook", {"relocation": "torch lacks y"}, "left to PyTorch"),
-        ("recording", {"error": "the driver is too old"}, "left to PyTorch"),
+        ("recording", {"error": "the driver is too old"}, "left to PyTorch until"),
         ("helper", {"error": "no answer within 120 s"}, "left to PyTorch"),
         ("helper", {"state": "refused", "why": "others may write it"}, "delete /c/helper.so"),
         ("helper", {"state": "absent", "compiler": None}, "install gcc"),
@@ -79,6 +79,14 @@ def test_each_fault_has_a_remedy(
     (check,) = to_do(locations, **{stage: SOUND[stage] | facts})
 
     assert remedy in check.remedy
+
+
+def test_without_a_gpu_graphs_are_said_to_run_as_kernels(locations: Locations) -> None:
+    found = {"torch": SOUND["torch"] | {"gpus": []}, "recording": {"error": "no libcuda.so.1"}}
+
+    remedies = {each.name: each.remedy for each in to_do(locations, **found)}
+
+    assert remedies["recording"] == "without a GPU graphs run as KERNELS"
 
 
 def test_a_folder_that_others_may_write_to_is_found(locations: Locations) -> None:
