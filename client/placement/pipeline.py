@@ -71,6 +71,8 @@ def _why_skip_graph(graph: torch.fx.Graph) -> str | None:
     # New constants would be lost: Inductor traces branches again, and its caches hold frozen parameters.
     if torch_private.is_in_subgraph():
         return IN_SUBGRAPH
+    if torch_private.is_for_package():
+        return FOR_ELSEWHERE
     return FROZEN if torch_private.has_frozen_values(graph.owning_module) else None
 
 

@@ -133,7 +133,7 @@ class CollectiveRecordings(Recordings):
             return None
         reason = A_RANK_RUNS_KERNELS if self._is_closed else self._why_not_record(slot)
         if reason is None:
-            reason = self._why_not_now(inputs)
+            reason = self._conditions.why_not(inputs)
         if reason is None and not self._recorder.is_idle_within(IDLE_S):
             reason = NOT_IDLE
         if reason is None:

@@ -26,7 +26,7 @@ from pygraphd.client.backend.errors import (
 )
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
-from pygraphd.client.recording.alias_sets import is_flagged
+from pygraphd.client.recording.call_conditions import CallConditions
 from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
@@ -36,7 +36,7 @@ from pygraphd.client.replay.scratch import SharedScratch
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
@@ -62,8 +62,6 @@ TOO_MANY_SIZES = "more sizes than are remembered"
 TOO_MANY_CAPTURES = "captured as often as is allowed"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
-SWITCHED = "a setting of cuDNN or cuBLAS is not the one that it was compiled with"
-FLAGGED = "a gradient is a conjugate or negative view"
 
 
 def _seen_by_hooks(_: list[Any]) -> Any:
@@ -111,8 +109,7 @@ class Recordings:
         """The recordings that the compiled helper serves, by size."""
         self._integers: list[int] = []
         """Indices of the integers among the inputs: the same at each call, and found at the first."""
-        self._switches = torch_private.switches(facts.switches)
-        self._tangents = tuple(sorted(facts.tangents))
+        self._conditions = CallConditions(facts)
         self._is_called = False
         self._postponed = 0
         self._recording = threading.Lock()
@@ -132,13 +129,12 @@ class Recordings:
 
         Asked for while the helper is being compiled, it is one that calls this object until there is a recording, and then the helper.
         """
-        conditions = (*self._recorder.conditions, *self._switches)
-        if self.facts.saved:
-            conditions = (*conditions, torch_private.no_hooks_see_saved())
+        conditions = (*self._recorder.conditions, *self._conditions.for_helper)
         ops = helper.ops(self._report.count_failure)
         if ops is None:
             return self._until_recorded()
-        return functools.partial(ops.run, self._fused, self._integers, conditions, self._tangents, self)
+        tangents = self._conditions.tangents
+        return functools.partial(ops.run, self._fused, self._integers, conditions, tangents, self)
 
     def _until_recorded(self) -> Runnable:
         run: Runnable | None = None
@@ -159,7 +155,7 @@ class Recordings:
             return self._run(inputs)
 
     def _run(self, inputs: list[Any]) -> Any:
-        if reason := self._why_not_now(inputs):
+        if reason := self._conditions.why_not(inputs):
             return self._fall_back(reason, inputs)
         size = self._size_of(inputs)
         slot = self._slots.get(size)
@@ -176,12 +172,6 @@ class Recordings:
         if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
         return self._replay(slot, replay.drawing, inputs)
-
-    def _why_not_now(self, inputs: Sequence[Any]) -> str | None:
-        """Return why a call can neither be replayed nor recorded, as kernels would be other ones or read their inputs otherwise."""
-        if not torch_private.are_set(self._switches):
-            return SWITCHED
-        return FLAGGED if any(is_flagged(inputs[index]) for index in self._tangents) else None
 
     def _begin_replays(self, slot: SizeSlot, replay: Replay) -> None:
         """Give back memory before the first replay, and have the compiled helper serve the calls after it.

@@ -157,3 +157,16 @@ def saves_by_hooks() -> bool:
 def no_hooks_see_saved() -> tuple[Callable[[], object], object]:
     """Return a C function and the value that it returns where no saved-tensor hooks are set."""
     return functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None
+
+
+def no_dispatch_modes() -> tuple[Callable[[], object], object]:
+    """Return a C function and the value that it returns where no dispatch mode is active: a mode sees no operator of a replay.
+
+    Selective checkpointing counts operators by such modes, which stay active while compiled code runs.
+    """
+    return torch._C._len_torch_dispatch_stack, 0
+
+
+def has_dispatch_modes() -> bool:
+    """Return whether a dispatch mode is active in this thread."""
+    return bool(torch._C._len_torch_dispatch_stack())

@@ -14,7 +14,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Switch = tuple["Callable[[], object]", object]
+Condition = tuple["Callable[[], object]", object]
 """A function in C that reads a setting, and the value that it is to have."""
 
 _GETTERS: dict[str, tuple[str, ...]] = {
@@ -36,9 +36,9 @@ def switches_of(code: str) -> tuple[str, ...]:
     return tuple(name for name in _GETTERS if calls[name.partition(".")[0]])
 
 
-def switches(names: Sequence[str]) -> tuple[Switch, ...]:
+def switches(names: Sequence[str]) -> tuple[Condition, ...]:
     """Return settings with their present values, without those that this torch does not have."""
-    found: list[Switch] = []
+    found: list[Condition] = []
     for function, *arguments in (_GETTERS[name] for name in names):
         read: Any = getattr(torch._C, function, None)
         read = functools.partial(read, *arguments) if read is not None and arguments else read
@@ -47,7 +47,7 @@ def switches(names: Sequence[str]) -> tuple[Switch, ...]:
     return tuple(found)
 
 
-def are_set(wanted: Sequence[Switch]) -> bool:
+def are_set(wanted: Sequence[Condition]) -> bool:
     """Return whether all settings have the values that they are to have."""
     return all(_value(read) == value for read, value in wanted)
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def graphs_are_split() -> bool:
     """Return whether the graph that is being compiled will be split around code that cannot be captured."""
     config = inductor_config()
-    return bool(config.graph_partition and (config.triton.cudagraphs or passes.split_by))
+    is_split_by_us = passes.split_by and not config.memory_planning
+    return bool(config.graph_partition and (config.triton.cudagraphs or is_split_by_us))
 
 
 class _Splitting(threading.local):
@@ -97,6 +98,8 @@ def _splitting_codegen(vouched: frozenset[str]) -> Callable[..., Any]:
 def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool]:
     """Return the values of `_Splitting` for a graph: it is split if it has host operators, or does not run on GPUs alone."""
     try:
+        if inductor_config().memory_planning:
+            return frozenset(), False  # Inductor plans memory across partitions, and computes wrong values
         if not inductor_config().graph_partition or _SPLIT_ON not in lowering.device_types:
             return frozenset(), False
         if not is_added(current_pass()) or is_for_export():  # else its cache key would not differ

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,6 +62,12 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
         def __deepcopy__(self, memo: object) -> Passes:
             return self  # each thread copies the default of an option, and must share this pass
 
+        def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+            # A compiled module is saved with all options of Inductor, and is to be loaded where PyGraph is not installed.
+            if isinstance(before, list | tuple):
+                return list, ([*earlier],)
+            return (type(None), ()) if before is None else (operator.getitem, ([before], 0))
+
     return Passes()
 
 
@@ -94,6 +101,12 @@ def is_added(graph_pass: Any) -> bool:
 def current_pass() -> Any:
     """Return the graph pass that Inductor runs in this thread, or None."""
     return getattr(inductor_config(), PASS_OPTION)
+
+
+def is_for_package() -> bool:
+    """Return whether the graph that is being compiled goes into a package of AOTInductor, whose buffers may be replaced by name."""
+    virtualized: Any = importlib.import_module("torch._inductor.virtualized")
+    return virtualized.V.aot_compilation is True
 
 
 _EXPORTING = frozenset({"standalone_compile", "aot_compile", "aot_compile_fullgraph", "compile_fx_aot"})

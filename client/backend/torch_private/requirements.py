@@ -88,6 +88,7 @@ GROUP_REQUIRED = (
 """Names that the consensus of ranks needs."""
 
 RELOCATION_REQUIRED = (
+    ("torch", "_C._len_torch_dispatch_stack"),
     ("torch", "_C._cuda_memorySnapshot"),
     ("torch", "_C._cuda_isHistoryEnabled"),
     ("torch", "_C._cuda_clearCublasWorkspaces"),

@@ -402,3 +402,15 @@ def test_the_backward_of_a_jagged_tensor_reads_its_size_off_a_tensor() -> None:
         torch._dynamo.reset()
     assert (True, True) in seen
     assert (True, False) not in seen
+
+
+def test_nothing_is_split_where_inductor_plans_memory() -> None:
+    """Its plans do not see partitions: values would be wrong that are right without PyGraph."""
+    stop = torch_private.split_graphs(frozenset())
+    try:
+        with torch._inductor.config.patch({"graph_partition": True, "triton.cudagraphs": False}):
+            assert torch_private.graphs_are_split()
+            with torch._inductor.config.patch({"memory_planning": True}):
+                assert not torch_private.graphs_are_split()
+    finally:
+        stop()

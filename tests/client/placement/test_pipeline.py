@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -323,6 +324,15 @@ def test_passes_of_the_users_come_first_and_keep_their_say_in_the_caches() -> No
     named(graph)
 
     assert log == ["theirs", "ours"]
+
+
+@pytest.mark.parametrize("before", [None, len, [len, len]], ids=["none", "one", "several"])
+def test_a_pass_is_saved_as_what_was_there_before(before: Any) -> None:
+    """A compiled module is saved with all of Inductor's options, and is loaded where PyGraph may not be installed."""
+    saved = pickle.dumps(torch_private.pass_after(before, lambda graph: None, FILES))
+
+    assert b"pygraph" not in saved
+    assert pickle.loads(saved) == before
 
 
 def test_what_is_compiled_once_they_are_off_is_kept_apart_from_what_they_have_changed() -> None:

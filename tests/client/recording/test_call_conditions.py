@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
-from pygraphd.client.recording.recordings import FLAGGED, SWITCHED
+from pygraphd.client.recording.call_conditions import FLAGGED, OBSERVED, SWITCHED
 from tests.support.recording_case import Case, Operations, add, case
 
 if TYPE_CHECKING:
@@ -98,3 +98,29 @@ def test_settings_are_those_of_the_libraries_that_are_called(code: str, first: s
     assert names[0] == first
     assert len(torch_private.switches(names)) == len(names)  # this torch tells them all
     assert switches_of("triton_poi_fused_convolution_0.run(arg0, stream=stream0)") == ()
+
+
+@pytest.mark.parametrize("way", range(2), ids=["helper", "Python"])
+def test_a_dispatch_mode_sees_the_operators_of_each_call(case: Case, way: int) -> None:
+    """Selective checkpointing counts them, and looks for the same ones when it computes again: neither less nor a capture's."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    made = case.made(add, GraphFacts())
+    run = ways(made)[way]
+    with Counting():
+        for _ in range(4):
+            run([case.floats(1), case.floats(2)])
+    assert made.replays == ()
+    for _ in range(3):
+        run([case.floats(1), case.floats(2)])
+    before = served(made)
+
+    with Counting():
+        run([case.floats(1), case.floats(2)])
+    assert (served(made), case.report.fallbacks[OBSERVED]) == (before, 5)
+    run([case.floats(1), case.floats(2)])
+    assert served(made) == before + 1

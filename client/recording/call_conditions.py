@@ -1,0 +1,43 @@
+"""The conditions under which a call may be replayed or recorded, beside its size and the layout of its inputs.
+
+Where a condition does not hold, the kernels of the call would be other ones than the recorded ones, read their inputs otherwise, or be
+seen by the program. Then the call runs as KERNELS.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pygraphd.client.backend import torch_private
+from pygraphd.client.recording.alias_sets import is_flagged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pygraphd.client.analysis.graph_facts import GraphFacts
+    from pygraphd.client.backend.torch_private import Condition
+
+SWITCHED = "a setting of cuDNN or cuBLAS is not the one that it was compiled with"
+OBSERVED = "a dispatch mode of the program sees each operator"
+FLAGGED = "a gradient is a conjugate or negative view"
+
+
+class CallConditions:
+    """The conditions for the calls of one callable, with the settings of libraries as they are now."""
+
+    def __init__(self, facts: GraphFacts) -> None:
+        self._switches = torch_private.switches(facts.switches)
+        self.tangents = tuple(facts.tangents)
+        """The inputs that may not be conjugate or negative views, by index; the compiled helper checks them, too."""
+        self.for_helper: tuple[Condition, ...] = (*self._switches, torch_private.no_dispatch_modes())
+        """The conditions for the compiled helper that no input is needed for."""
+        if facts.saved:
+            self.for_helper = (*self.for_helper, torch_private.no_hooks_see_saved())
+
+    def why_not(self, inputs: Sequence[Any]) -> str | None:
+        """Return why a call can neither be replayed nor recorded; None if it can."""
+        if not torch_private.are_set(self._switches):
+            return SWITCHED
+        if torch_private.has_dispatch_modes():
+            return OBSERVED
+        return FLAGGED if any(is_flagged(inputs[index]) for index in self.tangents) else None
