@@ -259,7 +259,7 @@ def _team_url(value: object, origin: str) -> Setting[TeamUrl]:
 
 
 def _shipped(value: object, origin: str) -> Setting[str]:
-    if not isinstance(value, bool | str):
+    if not isinstance(value, bool | int | str):
         raise UsageError(f"{origin}: expected true, false or a folder, got {type(value).__name__}")
     return Setting(shipped.setting(str(value)), origin)
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from pygraphd.cli.report import Report, Row
 
+_BEGINS = b"<!doctype html>"
+"""The first bytes of a page."""
 WAIT_S = 10.0
 """Seconds that the reader of a pipe may take for a page."""
 _PALETTE = ("8f939c", "4269d0", "c98a00", "e0533d", "2f9e8f", "6a9a3a", "d0608f", "8a56d8", "5b8fc7")
@@ -94,12 +96,28 @@ def page(report: Report) -> str:
 """
 
 
+def _is_no_page(path: Path) -> bool:
+    """Return whether a file holds something else than a page, which must not be lost."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        begins = file.read(len(_BEGINS)).lower()
+    return bool(begins) and begins != _BEGINS
+
+
 def write(path: Path, text: str) -> None:
-    """Write a page to a file, all at once, or into a device or a pipe; raises UsageError where there can be none, CommandError."""
+    """Write a page to a file, all at once, or into a device or a pipe; raises UsageError where there can be none, CommandError.
+
+    Only another page is replaced: `--html` may have been given the summary to read.
+    """
     data = text.encode("utf-8", "replace")
     try:
         if is_irregular(path):
             _pour(path, data)
+        elif _is_no_page(path):
+            raise UsageError(
+                f"{path}: is no page, and would be replaced by one; --html takes the file to write"
+            )
         else:
             mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
             replace_file(Path(os.path.realpath(path)), data, mode)

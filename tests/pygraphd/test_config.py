@@ -85,6 +85,11 @@ def test_the_level_of_the_log_is_a_word(environ: dict[str, str]) -> None:
 def test_what_is_shipped_is_a_switch_or_a_folder(environ: dict[str, str], text: str, value: str) -> None:
     assert load_config(environ, {}).shipped == Setting("package", "default")
     assert load_config(environ | {"PYGRAPHD_SHIPPED": text}, {}).shipped == Setting(value, "PYGRAPHD_SHIPPED")
+    if text.isdecimal():  # in a file it is a number
+        path = Path(environ["PYGRAPHD_HOME"]) / "config.toml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"shipped = {text}\n")
+        assert load_config(environ, {}).shipped.value == value
 
 
 def test_a_bad_variable_is_named(environ: dict[str, str]) -> None:

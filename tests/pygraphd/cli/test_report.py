@@ -298,6 +298,17 @@ def test_the_doctor_is_named_with_the_same_argument(
     assert f"To have more kernels in graphs: {words.replace('PID', pid)}\n" in capsys.readouterr().out
 
 
+def test_only_a_page_is_replaced_by_a_page(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = kept.read_bytes()
+
+    assert pygraphd("report", str(kept), "--html", str(kept)) == 2
+    assert "is no page" in capsys.readouterr().err
+    assert kept.read_bytes() == before
+    Path("page.html").touch()
+    for _ in range(2):
+        assert pygraphd("report", str(kept), "--html", "page.html") == 0
+
+
 def test_a_page_that_was_written_is_told_and_names_its_summary(
     kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -372,7 +383,7 @@ def test_a_page_is_not_written_to_a_pipe_that_nobody_reads(
 
 def test_a_page_replaces_a_file_at_once_and_follows_links(tmp_path: Path) -> None:
     page, link = tmp_path / "page.html", tmp_path / "link.html"
-    page.write_text("before")
+    page.write_text("<!DOCTYPE html>before")
     page.chmod(0o640)
     link.symlink_to(page)
 
