@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pygraphd.client.backend.torch_private import Runnable
 from pygraphd.schema.messages import Deployment
@@ -34,6 +34,9 @@ class RecordingsLike(Protocol):
     @property
     def run(self) -> Runnable:
         """The cheapest callable for steady state, which takes Inductor's list of inputs."""
+
+    def why_not(self, inputs: list[Any]) -> str | None:
+        """Why a call on these inputs would run as KERNELS for now, as in a dispatch mode of the program; None if it may be a GRAPH."""
 
     @property
     def is_awaited(self) -> bool:

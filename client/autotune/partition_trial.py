@@ -125,7 +125,7 @@ class PartitionTrial:
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
         if is_due and not self._guarded(self._is_graph_coming):
-            self._begin_measuring(sizes)
+            self._begin_measuring(sizes, inputs)
         return self._kernels(inputs)
 
     def _is_graph_coming(self) -> bool:
@@ -140,14 +140,23 @@ class PartitionTrial:
             self._seen_sizes.add(sizes)
         return False
 
-    def _begin_measuring(self, sizes: tuple[int, ...]) -> None:
-        # Under a profiler nothing is measured, and a lease would run out unused. Or another thread is at it.
-        if torch_private.is_profiled() or not self._changing.acquire(blocking=False):
+    def _begin_measuring(self, sizes: tuple[int, ...], inputs: list[Any]) -> None:
+        # Nothing would be measured, and a lease would run out unused. Or another thread is at it.
+        if torch_private.is_profiled() or self._why_no_graph(inputs):
+            return
+        if not self._changing.acquire(blocking=False):
             return
         with contextlib.ExitStack() as stack:
             stack.callback(self._changing.release)
             if self.state in {State.WARM_UP, State.WAIT}:
                 self._leave_warm_up(sizes)
+
+    def _why_no_graph(self, inputs: list[Any]) -> str | None:
+        """Return why a call would be no GRAPH for now, so that its time would say nothing of one."""
+        candidates = self._candidates
+        return (
+            self._guarded(lambda: candidates.recordings.why_not(inputs)) if candidates is not None else None
+        )
 
     def _leave_warm_up(self, sizes: tuple[int, ...]) -> None:
         lease = self._guarded(lambda: self._decisions.acquire(self.pending))
@@ -171,7 +180,7 @@ class PartitionTrial:
     def _wait(self, inputs: list[Any]) -> Any:
         sizes = sizes_of(inputs)
         if self._comes_back(sizes):
-            self._begin_measuring(sizes)
+            self._begin_measuring(sizes, inputs)
         if self.state is not State.WAIT:
             return self._call(inputs)
         self.pending.calls += 1
@@ -189,6 +198,8 @@ class PartitionTrial:
             reason = IN_A_CAPTURE
         elif torch_private.is_profiled():
             reason = PROFILED
+        elif why := self._why_no_graph(inputs):
+            reason = why
         elif not self._in_measured_call.acquire(blocking=False):
             reason = OTHER_THREAD
         if reason is not None:

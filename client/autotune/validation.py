@@ -68,9 +68,7 @@ class Validation:
             self._in_timed_call.release()
 
     def _timed_call(self, inputs: list[Any]) -> Any:
-        if self._deployment is Deployment.GRAPH and self._guarded(
-            lambda: is_graph_coming(self._candidates, self._decisions.report)
-        ):
+        if self._deployment is Deployment.GRAPH and self._guarded(lambda: self._is_no_graph(inputs)):
             return self._call(inputs)  # as KERNELS, whose times say nothing of a GRAPH
         if torch_private.is_profiled():
             return self._call(inputs)  # its time says nothing of calls without a profiler
@@ -82,6 +80,11 @@ class Validation:
         if self._finish is None or self._trial.is_in_a_capture():
             return self._call(inputs)
         return self._trial.call(inputs)
+
+    def _is_no_graph(self, inputs: list[Any]) -> bool:
+        candidates = self._candidates
+        is_coming = is_graph_coming(candidates, self._decisions.report)
+        return is_coming or candidates.recordings.why_not(inputs) is not None
 
     def _judge(self) -> None:
         """Compare the samples with the cost; a difference counts only if a second trial confirms it."""

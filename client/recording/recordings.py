@@ -36,7 +36,7 @@ from pygraphd.client.replay.scratch import SharedScratch
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
@@ -172,6 +172,10 @@ class Recordings:
         if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
         return self._replay(slot, replay.drawing, inputs)
+
+    def why_not(self, inputs: Sequence[Any]) -> str | None:
+        """Return why a call on these inputs can neither be replayed nor recorded for now; None if it can."""
+        return self._conditions.why_not(inputs)
 
     def _begin_replays(self, slot: SizeSlot, replay: Replay) -> None:
         """Give back memory before the first replay, and have the compiled helper serve the calls after it.

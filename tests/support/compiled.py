@@ -90,6 +90,7 @@ class Relocating:
 
     recording_us = 0.0
     is_awaited = False
+    not_now: str | None = None
     kernels = None
 
     def __init__(self, refusal: str | None) -> None:
@@ -99,6 +100,9 @@ class Relocating:
         self.calls = self.one_time_work = 0
         self.closed = False
         self.note_wrong: Callable[[tuple[int, ...], Reason], None] = lambda *_: None
+
+    def why_not(self, inputs: list[Any]) -> str | None:
+        return self.not_now
 
     @property
     def refused_for_good(self) -> bool:

@@ -79,6 +79,7 @@ class Relocating:
     """Stands where relocatable graphs do; the second call makes an executable."""
 
     refused_for_good = is_awaited = False
+    not_now: str | None = None
     kernels = None
     one_time_work = 0
     recording_us = 0.0
@@ -88,6 +89,9 @@ class Relocating:
     def __init__(self, refusal: str | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
         self.refusal = refusal
         self.meanwhile = meanwhile
+
+    def why_not(self, inputs: list[Any]) -> str | None:
+        return self.not_now
 
     @property
     def why_refused(self) -> Reason | None:

@@ -379,5 +379,8 @@ def readme_table(results: Sequence[Result]) -> str:
 
 def _means_of(common: Sequence[Comparison]) -> str:
     """Return the geometric means of the ratios of some workloads, in the order of `Kind`."""
-    means = (statistics.geometric_mean([each.times[kind].ratio or 1.0 for each in common]) for kind in Kind)
+    means = (
+        statistics.geometric_mean([ratio for each in common if (ratio := each.times[kind].ratio)])
+        for kind in Kind
+    )
     return " and ".join(f"{mean:.2f}" for mean in means)

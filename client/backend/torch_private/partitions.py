@@ -106,10 +106,7 @@ def _split(lowering: Any, vouched: frozenset[str]) -> tuple[frozenset[str], bool
             return frozenset(), False
         overloads = {*overloads_of(lowering.orig_gm)}
         if any(space == vouched_operators.STREAMS for space, _, _ in overloads):
-            return (
-                frozenset(),
-                False,
-            )  # it is not captured, and Inductor need not split what runs on side streams
+            return frozenset(), False  # it is not captured
         operators = frozenset(host_operators(overloads, vouched))
         return operators, bool(operators) or len({*lowering.device_types} - {"meta"}) > 1
     except Exception:  # noqa: BLE001 - within the user's compilation: the graph stays whole

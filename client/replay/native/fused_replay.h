@@ -290,16 +290,16 @@ static int are_plain(PyObject *indices, PyObject *inputs) {
     if (names[0] == NULL) names[0] = PyUnicode_InternFromString("is_conj");
     if (names[1] == NULL) names[1] = PyUnicode_InternFromString("is_neg");
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(indices); i++) {
-        Py_ssize_t index = PyLong_AsSsize_t(PyTuple_GET_ITEM(indices, i));
-        for (int j = 0; j < 2; j++) {
-            PyObject *each = item(inputs, index), *found = NULL;
-            if (each != NULL && is_tensor(each) && names[j] != NULL) found = PyObject_CallMethodNoArgs(each, names[j]);
-            int is_plain = found == Py_False || (each != NULL && !is_tensor(each));
+        PyObject *each = item(inputs, PyLong_AsSsize_t(PyTuple_GET_ITEM(indices, i)));
+        int is_plain = each != NULL;
+        for (int j = 0; is_plain && is_tensor(each) && j < 2; j++) {
+            PyObject *found = names[j] == NULL ? NULL : PyObject_CallMethodNoArgs(each, names[j]);
+            is_plain = found == Py_False;
             Py_XDECREF(found);
-            if (!is_plain) {
-                PyErr_Clear();
-                return 0;
-            }
+        }
+        if (!is_plain) {
+            PyErr_Clear();
+            return 0;
         }
     }
     return 1;

@@ -179,12 +179,16 @@ class Relocating:
 
     refusal = why_refused = None
     refused_for_good = is_awaited = False
+    not_now: str | None = None
     kernels = None
     one_time_work = 0
     recording_us = 0.0
 
     def __init__(self, run: Callable[[], None]) -> None:
         self._run = run
+
+    def why_not(self, inputs: list[Any]) -> str | None:
+        return self.not_now
 
     @property
     def run(self) -> Relocating:

@@ -210,7 +210,7 @@ def test_a_graph_that_was_left_to_nobody_is_measured_after_all(host: Host) -> No
         one([])
 
     states = [one.state]
-    one._begin_measuring(())
+    one._begin_measuring((), [])
     states.append(one.state)
 
     assert states == [State.WAIT, State.MEASURE]

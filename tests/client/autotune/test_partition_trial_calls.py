@@ -144,6 +144,29 @@ def test_calls_that_a_profiler_watches_are_launched_and_not_timed(host: Host) ->
     assert one([]) == "relocated"
 
 
+@pytest.mark.usefixtures("gpu")
+def test_calls_that_can_be_no_graph_for_now_are_launched_and_not_timed(host: Host) -> None:
+    """As in a dispatch mode of the program: the times of KERNELS would count as those of a GRAPH."""
+    relocate, many = Relocating(), 3 * ENOUGH
+    one = partition_trial(host, relocate=relocate)
+    relocate.not_now = "seen by a mode"
+    assert [one([]) for _ in range(many)] == ["launched"] * many
+    states = [one.state]
+    relocate.not_now = None
+    one([])
+    states.append(one.state)
+    assert states == [State.WARM_UP, State.MEASURE]
+    relocate.not_now = "seen by a mode"
+    assert [one([]) for _ in range(many)] == ["launched"] * many
+    assert host.report.fallbacks == {"seen by a mode": many}
+
+    relocate.not_now = None
+    for _ in range(ENOUGH):
+        one([])
+    assert one.state is State.DEPLOYED
+    assert one([]) == "relocated"
+
+
 def test_an_error_of_ours_is_counted_and_the_call_goes_on(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

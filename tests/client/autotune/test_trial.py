@@ -25,6 +25,7 @@ class Partition:
     refusal = why_refused = None
     recording_us = 0.0
     refused_for_good = is_awaited = False
+    not_now: str | None = None
     kernels = None
 
     def __init__(
@@ -40,6 +41,9 @@ class Partition:
         """The calls before which workspaces went, too."""
         self.gpu_us = 100.0
         self.graph_us = 20.0
+
+    def why_not(self, inputs: list[Any]) -> str | None:
+        return self.not_now
 
     def run(self, inputs: list[Any]) -> str:
         number = self.ran.count(GRAPH)

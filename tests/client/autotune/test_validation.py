@@ -49,12 +49,16 @@ class Relocating:
     refusal = why_refused = None
     recording_us = 0.0
     refused_for_good = is_awaited = False
+    not_now: str | None = None
     kernels = None
 
     def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
         self._makes_at = makes_at
         self._run = run
         self._calls = self.one_time_work = 0
+
+    def why_not(self, inputs: list[Any]) -> str | None:
+        return self.not_now
 
     @property
     def run(self) -> Relocating:
@@ -101,7 +105,8 @@ class Case:
     def __init__(self, cost_us: float = 100.0) -> None:
         self.report = Report()
         self.said: list[bool] = []
-        self.checked = checked(Relocating(run=self.run), cost_us, self.finish, self.report)
+        self.relocating = Relocating(run=self.run)
+        self.checked = checked(self.relocating, cost_us, self.finish, self.report)
 
     def run(self, inputs: list[Any]) -> str:
         return "as decided elsewhere"
@@ -239,6 +244,17 @@ def test_calls_that_a_profiler_watches_are_not_timed(monkeypatch: pytest.MonkeyP
         case.calls(MAX_CALLS + 1)
     assert case.said == []
 
+    case.calls(TWICE + 1)
+    assert case.said == [False]
+
+
+def test_calls_that_can_be_no_graph_for_now_are_not_timed() -> None:
+    case = Case(cost_us=1.0)
+    case.relocating.not_now = "seen by a mode"
+    case.calls(MAX_CALLS + 1)
+    assert case.said == []
+
+    case.relocating.not_now = None
     case.calls(TWICE + 1)
     assert case.said == [False]
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch._inductor.config as inductor_config
 from torch._dynamo.utils import counters
-from torch._inductor import custom_graph_pass
+from torch._inductor import custom_graph_pass, virtualized
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from pygraphd.client.backend import torch_private
@@ -276,6 +276,21 @@ def test_what_is_left_is_said_once_with_its_line() -> None:
 
     reasons = [reason.partition(": ")[2] for reason in report.summary()["left_on_cpu"]]
     assert reasons == [f"{pipeline.NOT_SPLIT} (model.py:12)", f"{constants.INPUT} (model.py:12)"]
+
+
+def test_buffers_of_a_package_keep_their_names() -> None:
+    """AOTInductor makes attributes of a graph of them, and whoever loads the package may replace them by name."""
+    build = Builder()
+    x = build.input(torch.randn(4))
+    graph = build.output(build.index(x, build.constant(torch.tensor([1, 0, 1]))))
+    before = str(graph)
+
+    with virtualized.V.set_aot_compilation(True):
+        report = applied(graph)
+
+    assert str(graph) == before
+    assert report.counts["placed"] == 0
+    assert applied(graph).counts["placed"] == 1
 
 
 def test_both_rules_work_on_one_graph() -> None:
