@@ -57,6 +57,7 @@ def command(folder: Path, text: str, *arguments: str) -> list[str]:
         *plugins,
         "-c",
         os.devnull,
+        f"--confcutdir={folder}",  # or a conftest.py in a folder above is run
         *arguments,
         str(folder / "test_it.py"),
     ]
