@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SIZES_OF_TENSORS = (
     "it reads sizes off its tensors, so that calls of several sizes cannot be told from each other"
 )
-CAPTURED_BY_OTHERS = "its partitions are captured by something else than Inductor's own"
+CAPTURED_BY_OTHERS = "the program captures it itself, by a wrapper of partitions or a policy"
 
 
 class CompiledGraph:

@@ -19,7 +19,7 @@ from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.decisions.decision_service import DecisionService
 from pygraphd.client.decisions.ranks.process_group import COLLECTIVES_OFF, Groups
 from pygraphd.client.decisions.trust import TrustPolicy
-from pygraphd.client.dispatch.compiled_graph import CompiledGraph
+from pygraphd.client.dispatch.compiled_graph import CAPTURED_BY_OTHERS, CompiledGraph
 from pygraphd.client.dispatch.pair import Pair
 from pygraphd.client.dispatch.partition import Context
 from pygraphd.client.frontend import settings
@@ -98,6 +98,8 @@ class Runtime:
             return None  # there is nothing to be done, which is to be reported
         if not self.options.relocate:
             return SWITCHED_OFF
+        if facts.is_captured_by_others:
+            return CAPTURED_BY_OTHERS
         if self.devices.recorder(facts.device_index) is None:
             return CANNOT_RECORD
         is_of_ours = facts.is_backward and torch_private.is_ours(box)

@@ -114,13 +114,16 @@ class Sender:
         except Exception as error:  # noqa: BLE001 - the user's call goes on with plain copies
             self._fail(error)
             found = None
-        return found if found is not None else [_copy_each(pack, values, device) for pack in packs(specs)]
+        if found is not None:
+            return found
+        is_captured = _is_captured(device)
+        return [_copy_each(pack, values, device, is_captured=is_captured) for pack in packs(specs)]
 
     def _cached_or_sent(
         self, values: list[torch.Tensor], device: torch.device, specs: str, graph: str
     ) -> list[torch.Tensor] | None:
         """Return the packs from the cache or newly sent; None if the values must be copied plainly on the stream."""
-        if device.type == "cuda" and torch_private.in_capture()():
+        if _is_captured(device):
             return None  # the user's graph would replay today's bytes
         pointers = [value.data_ptr() if value.is_cpu and not value.is_pinned() else 0 for value in values]
         if not all(pointers):
@@ -165,12 +168,26 @@ def _copy_packed(pack: Pack, contents: Sequence[bytes], device: torch.device) ->
         return staging.to(device, non_blocking=True, copy=True)
 
 
-def _copy_each(pack: Pack, values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return a pack made by one copy for each value, in the order of the stream."""
+def _copy_each(
+    pack: Pack, values: Sequence[torch.Tensor], device: torch.device, *, is_captured: bool
+) -> torch.Tensor:
+    """Return a pack made by one copy for each value, in the order of the stream, which may be captured by the program.
+
+    A captured copy must not wait, and each replay of the program's graph makes it again. So it reads pinned memory, which PyTorch's
+    allocator gives to nobody else if it was allocated in a capture.
+    """
     there = torch.empty(pack.length, dtype=pack.dtype, device=device)
     for each in pack.values:
-        there[each.start : each.start + each.length] = values[each.index].detach().reshape(-1)
+        value = values[each.index].detach().reshape(-1)
+        if is_captured and value.is_cpu and not value.is_pinned():
+            value = value.pin_memory()
+        there[each.start : each.start + each.length].copy_(value, non_blocking=is_captured)
     return there
+
+
+def _is_captured(device: torch.device) -> bool:
+    """Return whether the program captures the current stream of a GPU."""
+    return device.type == "cuda" and bool(torch_private.in_capture()())
 
 
 sender = Sender()

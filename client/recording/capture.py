@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.allocator_counts import AllocatorCounts, allocator_counts
 from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.workspaces import workspaces
+from pygraphd.client.decisions.ranks.process_group import has_other_ranks
 from pygraphd.client.decisions.ranks.write_once import RegisterError, within
 from pygraphd.client.recording.aliased_memory import AliasedMemory, without_owner
 from pygraphd.client.recording.capture_pool import AddressPool, CapturePool
@@ -44,6 +46,7 @@ REUSE = "graph_capture_record_stream_reuse"
 EXPANDABLE = "expandable_segments:True"
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 BUSY = "something else is being captured"
+GPU_WAITS = "the GPU does not end its work, and may wait for another rank"
 
 MAX_CACHED_BYTES = 16 << 20
 """Bytes of free memory in PyTorch's cache from which on it is given back before a capture."""
@@ -56,6 +59,12 @@ ADDRESSES_FROM = 64 << 20
 """Bytes that a program has allocated at a time from which on its captures get addresses without memory of their own."""
 SPARE_ADDRESSES = 2
 """Addresses for a capture, as a multiple of these bytes: outputs get reserves, and segments of the pool are not full."""
+
+BACKLOG_S = 5.0
+"""Seconds in which the current stream has to end its work, so that a process with other ranks may wait for the whole device."""
+POLL_S = 0.0005
+OTHER_STREAMS_S = 0.25
+"""Seconds in which the other streams have to end theirs after that. Work that takes longer probably waits for another rank."""
 
 
 class AddressesError(Exception):
@@ -225,7 +234,7 @@ class CudaRecorder:
                 as_tuple=as_tuple,
                 cursor=GeneratorCursor(
                     graph,
-                    self.generator,
+                    torch.cuda.default_generators[self._device_index],
                     self.driver,
                     self._synchronize,
                     self._affinity(),
@@ -367,18 +376,34 @@ class CudaRecorder:
             return False
         return True
 
+    def may_wait(self) -> bool:
+        """Return whether this process may wait for all work of the device, which ends soon. Waits up to 5.25 s to find out.
+
+        A receive that the program has posted ends when another rank sends. That rank may need work that this one has yet to launch.
+        """
+        if not has_other_ranks():
+            return True
+        ends, event = time.monotonic() + BACKLOG_S, self.mark()
+        while not event.query():
+            if time.monotonic() > ends:
+                return False
+            time.sleep(POLL_S)
+        return self.is_idle_within(OTHER_STREAMS_S)
+
     def empty_cache(self, *, with_workspaces: bool = False) -> None:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""
         if with_workspaces and not self.why_not():
             workspaces.clear()
         counts = self._note_reserved()
         free = counts.reserved - counts.allocated
-        if free > MAX_CACHED_BYTES and not self.why_not():
+        if free > MAX_CACHED_BYTES and not self.why_not() and self.may_wait():
             self._empty_cache()
 
     def trim(self) -> None:
         """Give free memory back to the device, and the workspaces that libraries keep for calls that are replayed from now on."""
         self._note_reserved()
+        if not self.may_wait():
+            return
         workspaces.clear()
         self._empty_cache()
 

@@ -34,7 +34,7 @@ from pygraphd.client.common.garbage import no_garbage_collection
 from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.budget import Budget
-from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.capture import GPU_WAITS, Capture
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, CapturedCall
 from pygraphd.client.recording.host_copies import for_host
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
@@ -147,6 +147,8 @@ class Pipeline:
         A call with collectives needs the `lockstep` of all ranks, and must not be doubted.
         """
         try:
+            if lockstep is None and not self._recorder.may_wait():
+                return Refusal(GPU_WAITS, Persistence.TRANSIENT, ReasonCode.CAPTURE_DISTURBED)
             with self._timed(), no_garbage_collection():
                 if is_doubted or lockstep is not None:
                     in_full = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from pygraphd.client.backend.driver import WORD_VALUE, WORD_WRITE, DriverError, MemoryType, word_writes
+from pygraphd.client.backend.errors import LayoutMismatch, LayoutMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -37,6 +38,16 @@ class PhiloxRange(NamedTuple):
     before: int
     after: int
     further: tuple[tuple[int, int], ...] = ()
+
+
+class DefaultGenerator(Protocol):
+    """The part of a device's default generator that a cursor uses. The program may exchange the state behind it."""
+
+    def get_offset(self) -> int:
+        """Return how far it has come."""
+
+    def graphsafe_get_state(self) -> torch.Generator:
+        """Return another generator over the same state."""
 
 
 class RngCursor(Protocol):
@@ -85,8 +96,10 @@ class _State:
     """Writes for the driver, and by how much a launch advances each generator."""
 
     writes: Any
-    advances: tuple[tuple[torch.Generator, int], ...]
-    """By how much a launch advances each generator, the device's own first; 0: the launch draws nothing from it."""
+    own: int
+    """By how much a launch advances the device's own generator; 0: the launch draws nothing from it."""
+    further: tuple[tuple[torch.Generator, int], ...]
+    """The other generators, with the same number."""
 
 
 class GeneratorCursor:
@@ -95,7 +108,7 @@ class GeneratorCursor:
     def __init__(
         self,
         graph: torch.cuda.CUDAGraph,
-        generator: torch.Generator,
+        default: DefaultGenerator,
         driver: Driver,
         synchronize: Callable[[], None],
         affinity: StreamAffinity,
@@ -103,12 +116,13 @@ class GeneratorCursor:
     ) -> None:
         """Take over `graph`; `synchronize` waits for the work that is queued on the current stream.
 
-        `further` generators are drawn from beside `generator`, the device's own. `affinity` is shared by all graphs that may read the
+        `further` generators are drawn from beside `default`, the device's own. `affinity` is shared by all graphs that may read the
         same state: in torch 2.11 all graphs of a generator, in later versions those of one capture.
         """
         self.affinity = affinity
         self._graph = graph
-        self._generator = generator
+        self._default = default
+        self._generator = generator = default.graphsafe_get_state()
         self._further = tuple(further)
         self._all = Generators((generator, *further))
         self._driver = driver
@@ -121,14 +135,18 @@ class GeneratorCursor:
         if state is None:
             return self._advance_by_pytorch()
         writes, at, spans = state.writes, 0, []
-        for generator, by in state.advances:
-            seed, before = generator.initial_seed(), generator.get_offset()
+        seed, offset = self._draw_own(state.own)
+        if state.own:
+            writes[_SEED], writes[_OFFSET] = seed, offset
+            at = _WRITES * WORD_WRITE
+        for generator, by in state.further:
+            before = generator.get_offset()
             if by:
-                generator.set_offset(before + by)  # before the GIL is let go, and another thread draws
-                writes[at + _SEED], writes[at + _OFFSET] = seed, before
+                generator.set_offset(before + by)
+                writes[at + _SEED], writes[at + _OFFSET] = generator.initial_seed(), before
                 at += _WRITES * WORD_WRITE
-            spans.append((seed, before, before + by))
-        drawn = PhiloxRange(*spans[0], tuple([span[1:] for span in spans[1:]]))
+            spans.append((before, before + by))
+        drawn = PhiloxRange(seed, offset, offset + state.own, tuple(spans))
         try:
             self._driver.write_words(stream, writes, at // WORD_WRITE)
         except DriverError:
@@ -136,12 +154,39 @@ class GeneratorCursor:
             raise
         return drawn
 
+    def _draw_own(self, by: int) -> tuple[int, int]:
+        """Advance the device's generator; return its seed, and the offset that it had.
+
+        The program may have given it another state, as libraries for tensor parallelism do. A write to the state of the capture
+        would then not show in the generator's offset, and the state that it has now is drawn from.
+        """
+        default, generator = self._default, self._generator
+        offset = generator.get_offset()
+        was_its = default.get_offset() == offset
+        if by:
+            generator.set_offset(offset + by)  # before the GIL is let go, and another thread draws
+        if was_its and default.get_offset() == offset + by:
+            return generator.initial_seed(), offset
+        if by and generator.get_offset() == offset + by:
+            generator.set_offset(offset)
+        self._generator = generator = default.graphsafe_get_state()
+        offset = generator.get_offset()
+        if by:
+            generator.set_offset(offset + by)
+        return generator.initial_seed(), offset
+
     def _advance_by_pytorch(self) -> PhiloxRange:
+        """Have PyTorch write the state; raises `LayoutMismatchError` if the program has exchanged that of the default generator."""
         seed = self._generator.initial_seed()
         before, *others = self._all.get_offset()
+        was_its = self._default.get_offset() == before
         self._graph.replay()
         after, *ends = self._all.get_offset()
-        return PhiloxRange(seed, before, after, tuple(zip(others, ends, strict=True)))
+        drawn = PhiloxRange(seed, before, after, tuple(zip(others, ends, strict=True)))
+        if not was_its or self._default.get_offset() != after:
+            self.take_back(drawn)
+            raise LayoutMismatchError(LayoutMismatch.GENERATOR)
+        return drawn
 
     def take_back(self, drawn: PhiloxRange) -> None:
         """Set the generators back, as nothing was launched: the kernels that run instead will advance them.
@@ -213,7 +258,8 @@ class GeneratorCursor:
             found += [*(seed_at - offset_at), *offset_at]
         if len(set(found)) != len(found):
             return None
-        return _State(word_writes(found), tuple(zip(everyone, advances, strict=True)))
+        own, *others = advances
+        return _State(word_writes(found), own, tuple(zip(self._further, others, strict=True)))
 
     def close(self) -> None:
         """Release PyTorch's graph."""

@@ -436,3 +436,29 @@ def test_a_parameter_that_was_left_on_the_cpu_is_trained(watched: Watched, mode:
     compare((Learned,), DEVICE, ENOUGH, mode=mode)
 
     watched.expect()
+
+
+def test_scalars_are_sent_within_a_capture_of_the_programs(relocated: Relocated) -> None:
+    def scaled(x: torch.Tensor, scalars: list[torch.Tensor]) -> torch.Tensor:
+        for each in scalars:
+            x = x * each + 1
+        return x
+
+    compiled = torch.compile(scaled, dynamic=False)
+    x = torch.randn(100, device=DEVICE)
+    scalars = [torch.tensor(1 + 0.1 * i) for i in range(9)] + [torch.tensor(2, dtype=torch.int64)]
+    for _ in range(4):
+        torch.testing.assert_close(compiled(x, scalars), scaled(x, scalars))
+    graph = torch.cuda.CUDAGraph()
+
+    with torch.cuda.graph(graph):
+        y = compiled(x, scalars)
+    expected = scaled(x, scalars)
+    for each in scalars:
+        each.fill_(0)
+    pinned = [torch.full((), 7.0).pin_memory() for _ in range(64)]  # would take memory that is free again
+    for _ in range(3):
+        y.zero_()
+        graph.replay()
+        torch.testing.assert_close(y, expected)
+    assert len(pinned) == 64

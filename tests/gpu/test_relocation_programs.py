@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE, LayoutMismatch
-from pygraphd.client.recording import recordings
+from pygraphd.client.recording import capture, recordings
+from pygraphd.client.recording.capture import GPU_WAITS
 from tests.support.gpu_programs import affine, compiled, losses, network, warm, x
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.relocated import Relocated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
@@ -267,6 +271,73 @@ def test_within_a_capture_of_the_users_it_is_launched(relocated: Relocated) -> N
 
     torch.testing.assert_close(result, affine(static))
     assert relocated.report.fallbacks[IN_A_CAPTURE] == 1
+
+
+def test_nothing_waits_for_work_that_may_wait_for_another_rank(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that waits for a flag stands for a posted receive: what it waits for comes after the calls."""
+    monkeypatch.setattr(capture, "has_other_ranks", lambda: True)
+    flag, receiving, rescuing = (
+        torch.zeros(1, dtype=torch.int32, device="cuda"),
+        *(torch.cuda.Stream() for _ in "ab"),
+    )
+    run, a = compiled(affine), x()
+    run(a)
+    torch.cuda.synchronize()
+    wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
+    wait.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
+
+    def send() -> None:
+        with torch.cuda.stream(rescuing):
+            flag.fill_(1)
+
+    assert wait(receiving.cuda_stream, flag.data_ptr(), 1, 0) == 0
+    rescue = threading.Timer(60, send)
+    rescue.start()
+    try:
+        for _ in range(8):
+            torch.testing.assert_close(run(a), affine(a))
+        assert not receiving.query()
+        assert relocated.report.fallbacks[GPU_WAITS] == 8
+    finally:
+        rescue.cancel()
+        send()
+        torch.cuda.synchronize()
+    for _ in range(30):
+        torch.testing.assert_close(run(a), affine(a))
+    assert relocated.report.counts["captured"] == 1
+
+
+def test_numbers_are_drawn_from_the_state_that_the_default_generator_has(relocated: Relocated) -> None:
+    a, default = torch.ones(4096, device="cuda"), torch.cuda.default_generators[0]
+    states = [default.graphsafe_get_state(), default.clone_state()]
+
+    def drawn(run: Callable[[torch.Tensor], torch.Tensor]) -> tuple[list[torch.Tensor], list[int]]:
+        for seed, state in enumerate(states):
+            state.manual_seed(seed)
+        results = []
+        for which in (0, 1, 1, 0, 1, 0, 0, 1):
+            default.graphsafe_set_state(states[which])
+            results.append(run(a))
+        return results, [state.get_offset() for state in states]
+
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5)
+
+    try:
+        with relocated.launched():
+            expected, ends = drawn(compiled(dropped))
+        run = compiled(dropped)
+        warm(run, a)
+        found, found_ends = drawn(run)
+    finally:
+        default.graphsafe_set_state(states[0])
+
+    assert all(map(torch.equal, found, expected))
+    assert found_ends == ends == [ends[0]] * 2 != [0, 0]
+    assert not torch.equal(found[0], found[1])
+    relocated.expect_all_captured()
 
 
 def test_while_the_history_of_memory_is_recorded(relocated: Relocated) -> None:

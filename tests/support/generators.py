@@ -20,5 +20,18 @@ class Generator:
         self.offset = offset
 
 
+class Default:
+    """A device's default generator, whose state a program may exchange."""
+
+    def __init__(self, state: Generator) -> None:
+        self.state = state
+
+    def get_offset(self) -> int:
+        return self.state.offset
+
+    def graphsafe_get_state(self) -> Generator:
+        return self.state
+
+
 def as_signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -287,6 +287,7 @@ class HostRecorder:
         self.noted = 0
         self.watch = SimpleNamespace(begin=lambda _: None, note=self._note)
         self.idle: list[bool] = []
+        self.may_wait_next: list[bool] = []
         """Whether the GPU is idle in time, when that is asked next."""
         self._emulator = emulator
         self._allocator = allocator
@@ -372,6 +373,9 @@ class HostRecorder:
 
     def is_idle_within(self, limit_s: float) -> bool:
         return self.idle.pop(0) if self.idle else True
+
+    def may_wait(self) -> bool:
+        return self.may_wait_next.pop(0) if self.may_wait_next else True
 
     def mark(self) -> Any:
         return SimpleNamespace(elapsed_time=lambda _: self.marks_apart_ms, synchronize=lambda: None)

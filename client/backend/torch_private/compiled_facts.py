@@ -14,6 +14,7 @@ from pygraphd.client.backend.torch_private.partitions import (
     collectives_in,
     is_split_around,
     launches_in,
+    others_capture,
     reads_sizes,
     somebody_wraps_partitions,
     without_kernels,
@@ -85,6 +86,8 @@ class CompiledFacts:
     """Whether the code of a partition reads sizes off tensors, of which no integer input tells; see `partitions.reads_sizes`."""
     switches: tuple[str, ...] = ()
     """The settings of libraries that its kernels depend on at each call; see `library_switches.switches_of`."""
+    is_captured_by_others: bool = False
+    """Whether the program captures the graph itself; see `partitions.others_capture`."""
     is_split: bool = False
     """Whether PyGraph has had the graph split, so that no partition calls one of `host_operators`; see `split_graphs`."""
 
@@ -137,6 +140,7 @@ def facts(
         uses_streams=uses_streams,
         reads_sizes=reads_sizes(code),
         switches=switches_of(code),
+        is_captured_by_others=others_capture(),
         is_split=is_split,
     )
 

@@ -157,6 +157,13 @@ def somebody_wraps_partitions() -> bool:
     return utils._unstable_customized_partition_wrapper.wrapper is not None
 
 
+def others_capture() -> bool:
+    """Return whether the program captures compiled graphs itself: by a wrapper of partitions, or from torch 2.13 on by a policy."""
+    config: Any = inductor_config()
+    is_wrapped = config.graph_partition and somebody_wraps_partitions()
+    return bool(is_wrapped) or getattr(config, "cudagraph_policy", None) is not None
+
+
 def split_partitions(compiled: Any) -> list[Runnable]:
     """Return the list of a compiled graph's partitions, whose items may be replaced."""
     partitions: list[Runnable] = compiled.compiled_fn_runner.partitions

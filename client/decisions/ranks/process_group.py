@@ -169,7 +169,7 @@ class Groups:
 
     def agreement(self) -> Agreement | None:
         """Return the agreement of the default process group; None without a group of several ranks."""
-        if not _several_ranks():
+        if not has_other_ranks():
             return None
         if reason := torch_private.missing_for_groups():
             self._report.count_failure(f"ranks: {reason}")
@@ -207,7 +207,8 @@ def _setting_against(group: _Group) -> str | None:
     return f"its group has a timeout of {group.timeout_s:g} s" if group.timeout_s < MIN_TIMEOUT_S else None
 
 
-def _several_ranks() -> bool:
+def has_other_ranks() -> bool:
+    """Return whether this process has joined a process group of several ranks."""
     distributed = torch.distributed
     return bool(
         distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -7,6 +7,7 @@ Inductor's runner, is what runs in a program.
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -278,6 +279,32 @@ def test_what_somebody_else_captures_is_left_alone(session: Runtime) -> None:
     assert compiled.current_callable == compiled.call
     summary = session.report.summary()
     assert (summary["left_to_torch"], summary["decisions"]) == ({CAPTURED_BY_OTHERS: 1}, [])
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_graphs_whose_partitions_the_program_wraps_are_left_to_it(session: Runtime, asked: bool) -> None:
+    utils: Any = importlib.import_module("torch._inductor.utils")
+    box = BoxedDeviceIndex(0)
+    assert planned(session, backward=False, box=box) is not None
+
+    utils.set_customized_partition_wrappers(lambda partition, _: partition)
+    try:
+        with inductor_config.patch({"triton.cudagraphs": asked}):
+            assert planned(session, backward=False, box=BoxedDeviceIndex(0)) is None
+            assert planned(session, backward=True, box=box) is None
+    finally:
+        utils.set_customized_partition_wrappers(None)
+
+    assert session.report.summary()["left_to_torch"] == {CAPTURED_BY_OTHERS: 2}
+
+
+@pytest.mark.skipif(not hasattr(inductor_config, "cudagraph_policy"), reason="from torch 2.13 on")
+@pytest.mark.parametrize("asked", [True, False])
+def test_graphs_for_which_the_program_has_a_policy_are_left_to_it(session: Runtime, asked: bool) -> None:
+    with inductor_config.patch({"triton.cudagraphs": asked, "cudagraph_policy": object()}):
+        assert planned(session, backward=False, box=BoxedDeviceIndex(0)) is None
+
+    assert session.report.summary()["left_to_torch"] == {CAPTURED_BY_OTHERS: 1}
 
 
 def test_a_partition_that_cannot_be_wrapped_is_launched_and_not_left_to_trees(session: Runtime) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from ctypes import byref, c_int
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.allocator_counts import AllocatorCounts
 from pygraphd.client.backend.driver import _CAPTURE_MODE_RELAXED
 from pygraphd.client.backend.errors import FallbackError, TransientError
 from pygraphd.client.backend.workspaces import workspaces
@@ -258,3 +260,43 @@ def test_large_programs_get_addresses_where_the_allocator_can_hand_them_out(
         made.empty_cache()
 
     assert made.addresses_for_capture() == addresses
+
+
+class Event:
+    """An event that is done after some questions."""
+
+    def __init__(self, questions: float) -> None:
+        self.questions = questions
+
+    def query(self) -> bool:
+        self.questions -= 1
+        return self.questions < 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "questions", "ends", "may_wait"),
+    [(False, math.inf, False, True), (True, 3, True, True), (True, 3, False, False), (True, math.inf, True, False)],
+    ids=["alone", "backlog", "a receive", "the stream waits for a receive"],
+)  # fmt: skip
+def test_memory_is_not_given_back_while_another_rank_may_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch, ranks: bool, questions: float, ends: bool, may_wait: bool
+) -> None:
+    over, emptied = threading.Event(), list[bool]()
+    if ends:
+        over.set()
+    made = recorder(monkeypatch, None)
+    counts = AllocatorCounts(0, 1 << 30, 0, 0, 0, 0)
+    monkeypatch.setattr(capture, "has_other_ranks", lambda: ranks)
+    monkeypatch.setattr(capture, "BACKLOG_S", 0.1)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: over.wait())
+    monkeypatch.setattr(CudaRecorder, "mark", lambda _: Event(questions))
+    monkeypatch.setattr(CudaRecorder, "_counts", counts)
+    monkeypatch.setattr(CudaRecorder, "_empty_cache", lambda _: emptied.append(True))
+    monkeypatch.setattr(workspaces, "clear", lambda: None)
+    try:
+        assert made.may_wait() is may_wait
+        made.empty_cache()
+        made.trim()
+        assert len(emptied) == 2 * may_wait
+    finally:
+        over.set()

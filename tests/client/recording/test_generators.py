@@ -12,7 +12,7 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.replay.rng import GeneratorCursor, Generators
 from pygraphd.client.replay.stream_affinity import StreamAffinity
-from tests.support.generators import Generator, as_signed
+from tests.support.generators import Default, Generator, as_signed
 from tests.support.recording_case import Case
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Drawing:
         self.graph = Graph(drawn, self.words)
         self.cursor = GeneratorCursor(
             self.graph,
-            self.generators[0],
+            Default(self.generators[0]),
             emulator.driver,
             lambda: None,
             StreamAffinity(emulator.driver, lambda: bool),

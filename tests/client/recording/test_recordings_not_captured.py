@@ -12,6 +12,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording import budget, builder, pipeline, recordings
+from pygraphd.client.recording.capture import GPU_WAITS
 from pygraphd.client.replay.relocation_table import BLOCK, Share
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from tests.support.recording_case import Case, Operations, Recording, RngCursor, add, case, is_transient
@@ -169,6 +170,21 @@ def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> 
     assert run.refusal is None
     case.expect(captured=1)
     assert case.report.fallbacks == {recordings.NOT_YET: 1, "the history is being recorded": 3}
+
+
+def test_nothing_is_recorded_while_the_gpu_may_wait_for_another_rank(case: Case) -> None:
+    run = case.make(add)
+    case.recorder.may_wait_next = [False, False]
+    for i in range(60):
+        assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
+        if i == 50:
+            assert (case.recorder.captures, is_transient(run)) == (1, False)
+        elif i == 40:
+            assert (case.recorder.captures, is_transient(run)) == (0, True)
+
+    case.expect(captured=1)
+    # At calls 2, 18 and 50 it is asked.
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, GPU_WAITS: 48}
 
 
 def test_what_is_refused_for_now_uses_up_no_captures(case: Case) -> None:

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError
+from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
 from pygraphd.client.replay.relocation_table import SegmentRange, Span, outside
 from pygraphd.client.replay.rng import GeneratorCursor
 from pygraphd.client.replay.stream_affinity import StreamAffinity
-from tests.support.generators import Generator, as_signed
+from tests.support.generators import Default, Generator, as_signed
 
 if TYPE_CHECKING:
     from tests.support.emulator import Emulator
@@ -57,7 +57,8 @@ class Case:
         self.affinity = StreamAffinity(emulator.driver, lambda: lambda: self.has_ended)
         self.graph = Graph(self.generator, self.words, advance)
         self.waits = 0
-        self.cursor = GeneratorCursor(self.graph, self.generator, emulator.driver, self._wait, self.affinity)
+        self.default = Default(self.generator)
+        self.cursor = GeneratorCursor(self.graph, self.default, emulator.driver, self._wait, self.affinity)
 
     def _wait(self) -> None:
         self.waits += 1
@@ -217,6 +218,41 @@ def test_what_was_not_launched_is_taken_back_and_no_more(emulator: Emulator, kno
     case.generator.offset += 40  # by another thread
     case.cursor.take_back(advanced)
     assert case.generator.offset == 100 + ADVANCE + 40
+
+
+@pytest.mark.parametrize("gap", [0, ADVANCE, 40])
+def test_the_state_is_drawn_from_that_the_default_generator_has_now(emulator: Emulator, gap: int) -> None:
+    case = Case(emulator, offset=100)
+    case.learn(SEED, OFFSET)
+    states = [case.generator, Generator(7, 100 + gap)]
+    drawn = [0, 0]
+
+    for which in (0, 1, 1, 0, 1, 0, 0):
+        case.default.state = state = states[which]
+        other = states[1 - which].offset
+        before = state.offset
+        span = case.cursor.advance(0)
+        drawn[which] += ADVANCE
+        assert case.read == [state.seed, before] == [span.seed, span.before]
+        assert (state.offset, states[1 - which].offset) == (before + ADVANCE, other)
+
+    case.cursor.take_back(case.cursor.advance(0))
+    assert [each.offset for each in states] == [100 + drawn[0], 100 + gap + drawn[1]]
+
+
+@pytest.mark.parametrize("gap", [0, ADVANCE])
+def test_pytorch_does_not_write_a_state_that_the_default_generator_has_no_more(
+    emulator: Emulator, gap: int
+) -> None:
+    case = Case(emulator, offset=100)
+    case.cursor.advance(0)
+    case.default.state = other = Generator(42, case.generator.offset + gap)
+
+    with pytest.raises(LayoutMismatchError) as raised:
+        case.cursor.advance(0)
+
+    assert raised.value.mismatch is LayoutMismatch.GENERATOR
+    assert (case.generator.offset, other.offset) == (100 + ADVANCE, 100 + ADVANCE + gap)
 
 
 def test_where_the_state_lies_is_not_looked_for_while_another_stream_may_read_it(emulator: Emulator) -> None:

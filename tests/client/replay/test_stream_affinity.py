@@ -18,7 +18,7 @@ from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.relocation_table import Span
 from pygraphd.client.replay.rng import GeneratorCursor
 from pygraphd.client.replay.stream_affinity import StreamAffinity
-from tests.support.generators import Generator
+from tests.support.generators import Default, Generator
 from tests.support.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -113,7 +113,9 @@ class Drawing:
             def reset(self) -> None:
                 pass
 
-        return GeneratorCursor(Graph(), self.generator, recorder.emulator.driver, lambda: None, affinity)
+        return GeneratorCursor(
+            Graph(), Default(self.generator), recorder.emulator.driver, lambda: None, affinity
+        )
 
     def draw(self, which: int) -> int:
         (out,) = self.replays[which]([])
