@@ -49,6 +49,7 @@ class AliasSets:
         """Find the alias sets; `saved` are the indices of outputs that only a backward sees."""
         self._spans = merge((*capture.allocations, *capture.held))
         self._held = {find(self._spans, span.start) for span in capture.held}
+        # Temporaries that overlap with it would have to move with the set, and held memory has to stay.
         if any(span not in self._spans for span in capture.held):
             raise NotRelocatableError("memory that must stay in place was used for something else before")
         self._outputs = capture.outputs
@@ -62,6 +63,7 @@ class AliasSets:
             raise NotRelocatableError("an output lies in memory that must stay in place")
         self.storages = {storage: tuple(outputs) for storage, outputs in storages.items()}
         """The indices of the outputs in each storage."""
+        # Saved outputs alone: the program may free or resize the storage of any other output, and none may go with it.
         pieces = self._pieces([each for each, outputs in self._members.items() if saved.issuperset(outputs)])
         together = {*itertools.chain.from_iterable(pieces)}
         self._alone = [number for number in self._members if number not in together]
@@ -108,10 +110,12 @@ class AliasSets:
             return Fixed(value)
         if not value.numel():
             return Empty(tuple(value.size()), tuple(value.stride()), value.dtype, value.device)
+        # By identity: where the callable returns its input itself, so does a call.
         if (index := next((at for at, each in enumerate(inputs) if each is value), None)) is not None:
             return Input(index)
         number = self._set_of(value)
         if number is None:
+            # In no memory of the call: a constant of the module. Verification checks that KERNELS return it from there, too.
             return _view_of_input(value, inputs, groups) or Fixed(value)
         memory, begin = self._at[number]
         if memory < len(self._alone) and value is self._whole(number):
@@ -140,6 +144,7 @@ class AliasSets:
             for number, (memory, begin) in self._at.items()
         ]
         packed = [Memory((size,), (1,), torch.uint8) for _, size in self._packed]
+        # 0: a packed allocation was nowhere in the capture, so the first call writes its nodes.
         bound = [self._spans[number].start for number in self._alone] + [0] * len(packed)
         return (*map(self._memory, self._alone), *packed), segments, bound
 
@@ -149,6 +154,7 @@ class AliasSets:
             return Memory(tuple(whole.size()), tuple(whole.stride()), whole.dtype)
         first = self._outputs[self._members[number][0]]
         size = storage_of(first).size
+        # The type of an output where that is possible: to see memory as another type costs a view at each call.
         dtype = first.dtype if not size % first.dtype.itemsize else torch.uint8
         return Memory((size // dtype.itemsize,), (1,), dtype)
 
@@ -194,6 +200,7 @@ def _elements(size: int, dtype: torch.dtype) -> int:
 
 def input_groups(inputs: Sequence[Any]) -> list[tuple[InputGroup, Span]]:
     """Return the tensors among the inputs, in groups of those that overlap."""
+    # By elements and not by storages: views of one storage that lie apart may lie otherwise at the next call.
     moving = {
         index: extent(value)
         for index, value in enumerate(inputs)
@@ -210,6 +217,7 @@ def input_groups(inputs: Sequence[Any]) -> list[tuple[InputGroup, Span]]:
     for indices, span in zip(members, widened, strict=True):
         starts = [moving[index].start for index in indices]
         offsets = tuple((index, start - span.start) for index, start in zip(indices, starts, strict=True))
+        # A group moves as one. By a multiple of its best alignment, every member keeps its own.
         groups.append((InputGroup(offsets, max(map(alignment, starts)), span.start), span))
     return groups
 

@@ -36,6 +36,7 @@ class AliasedMemory:
         self.device, self._taken = device, 0
         self.bytes = bytes_behind(size, pages)
         """Bytes of the memory behind the range."""
+        # The driver maps the whole allocation each time, so the range is a multiple of it.
         self._range = -(-size // self.bytes) * self.bytes
         self._stack = contextlib.ExitStack()
         self._address = self._stack.enter_context(
@@ -51,6 +52,7 @@ class AliasedMemory:
     def take(self, size: int) -> torch.Tensor:
         """Return `size` bytes from the start of a block on, in a storage of their own. Raises `OutOfMemoryError` beyond the range."""
         start = self._address + self._taken
+        # The error of the allocator: `Pipeline` takes it as too few addresses, and captures again in memory.
         if size > self.free.size:
             raise torch.OutOfMemoryError("there are too few addresses")
         self._taken += blocks(size) * BLOCK
@@ -96,9 +98,11 @@ def without_owner(values: Iterable[Any], spans: Iterable[Span]) -> Sequence[Any]
             continue
         owner = value.untyped_storage()
         start = owner.data_ptr()
+        # One for each owner: outputs that share a storage go on to share one.
         if start not in storages:
             storages[start] = torch_private.memory_at(start, owner.nbytes(), value.device).untyped_storage()
         form = value.storage_offset(), value.size(), value.stride()
         plain = torch.empty(0, dtype=value.dtype, device=value.device).set_(storages[start], *form)
+        # `set_` takes over neither the conjugate bit nor the negative one.
         replaced[index] = torch_private.viewed_like(plain, value)
     return replaced

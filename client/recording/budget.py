@@ -41,6 +41,7 @@ class Budget:
 
     def make_sure_of(self, size: int, held: int = 0) -> None:
         """Raise `NoMemoryError` if `size` more bytes cannot be had beside `held` ones; see `why_not`."""
+        # Also if it cannot be had: the summary then shows how large `PYGRAPH_MEMORY` would have to be.
         self.note(held + size)
         if reason := self.why_not(size, held):
             raise NoMemoryError(reason)
@@ -58,6 +59,7 @@ class Budget:
         before: int | None = None
         with guarded(self._report, "measuring memory"):
             before = self._recorder.allocated_so_far()
+        # Not guarded: an error of this call is the program's own.
         yield
         if before is not None:
             with guarded(self._report, "measuring memory"):
@@ -75,4 +77,5 @@ class Budget:
         at_a_time = self._recorder.bytes_of_a_call()
         if self._launched_bytes is None:
             return at_a_time
+        # Both may be too high. The peak may be that of another part of the program, and the sum counts reused memory each time.
         return min(at_a_time, self._launched_bytes + WORKSPACE_BYTES)

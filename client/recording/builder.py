@@ -87,6 +87,7 @@ def build(
             _refuse_own_memory(driver, first, facts)
         return _build(driver, first, note, recapture, facts)
     except BaseException:
+        # Interrupts, too: the capture was handed over, and nobody else would destroy its graph.
         first.capture.discard(driver)
         raise
 
@@ -112,7 +113,9 @@ def _build(
         raise NotRelocatableError(LAUNCHES_NOTHING)
     segments = [*(SegmentRange(span, number) for number, (_, span) in enumerate(groups)), *segments]
     first_scratch = len(groups) + len(memories)
+    # Scratch comes last: `in_pieces` joins these segments, and all others keep their numbers.
     segments += [SegmentRange(span, number) for number, span in enumerate(sets.scratch, start=first_scratch)]
+    # Known to the search as well: where a segment ends such memory may begin, and its address must not move.
     in_place = [SegmentRange(span, IN_PLACE) for span in capture.held]
     table = _relocation_table(driver, parameters, [*segments, *in_place], first, groups, recapture)
     has_sizes = any(type(value) is int for value in inputs)
@@ -170,6 +173,7 @@ def _relocation_table(
         raise NotRelocatableError(TABLES)
     count = 1 + max((segment.number for segment in segments), default=-1)
     table = scan(parameters.words, parameters.candidates, segments, count)
+    # Triton passes parameters one by one, without padding between: such graphs need no second capture.
     if not table.ambiguous or recapture is None:
         return table
     false = find_false_pointers(driver, parameters, table, first, groups, recapture)

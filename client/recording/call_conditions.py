@@ -31,6 +31,7 @@ class CallConditions:
         """The inputs that may not be conjugate or negative views, by index; the compiled helper checks them, too."""
         self.for_helper: tuple[Condition, ...] = (*self._switches, torch_private.no_dispatch_modes())
         """The conditions for the compiled helper that no input is needed for."""
+        # Not in `why_not`: hooks are a layout mismatch, after which the size is recorded for calls with and without.
         if facts.saved:
             self.for_helper = (*self.for_helper, torch_private.no_hooks_see_saved())
 
@@ -38,6 +39,8 @@ class CallConditions:
         """Return why a call can neither be replayed nor recorded; None if it can."""
         if not torch_private.are_set(self._switches):
             return SWITCHED
+        # Selective checkpointing counts operators by such a mode: it would see none of a replay, and too many of a capture.
         if torch_private.has_dispatch_modes():
             return OBSERVED
+        # Autograd may set such a bit on a gradient at one call and not at the next.
         return FLAGGED if any(is_flagged(inputs[index]) for index in self.tangents) else None

@@ -303,6 +303,7 @@ class CudaRecorder:
         captured = graph.raw_cuda_graph()
         clone = self.driver.clone(captured)
         try:
+            # Replayed without nodes, PyTorch's graph advances the generators and launches nothing; see `GeneratorCursor`.
             for node in self.driver.nodes(captured):
                 self.driver.destroy_node(node)
         except BaseException:

@@ -54,6 +54,7 @@ class CapturePool:
 class AddressPool(CapturePool):
     """The memory pool of one capture, with addresses over aliased memory: a capture runs nothing, and needs no memory."""
 
+    # One reference is added where allocating begins; the other is that of PyTorch's `MemPool`, which stays for good.
     references = 2
 
     def __init__(
@@ -80,4 +81,5 @@ class AddressPool(CapturePool):
             with super().capturing(graph):
                 yield
         finally:
+            # The arena is one for the process: without a range, no pool gets addresses that were unmapped meanwhile.
             self._addresses.take_up_to(self._ops.arena_range(0, 0))

@@ -80,6 +80,7 @@ class CollectiveRecordings(Recordings):
             self._add_slot(size)
         slot = self._slots.get(size)
         if slot is not None and slot.replay is None:
+            # Ranks need no message to attempt at the same call: all make the same calls of a graph with collectives.
             slot.calls += 1
             if slot.calls in ATTEMPT_CALLS:
                 with self._recorder.on_device() or contextlib.nullcontext():
@@ -112,6 +113,7 @@ class CollectiveRecordings(Recordings):
         if lockstep is None:
             return self._launch(inputs)
         if not self._recording.acquire(blocking=False):
+            # Without this vote the others would wait for this rank until the limit.
             lockstep.refuse(BEING_RECORDED)
             return self._launch(inputs)
         before_us = self._pipeline.host_us
@@ -134,6 +136,7 @@ class CollectiveRecordings(Recordings):
         reason = A_RANK_RUNS_KERNELS if self._is_closed else self._why_not_record(slot)
         if reason is None:
             reason = self._conditions.why_not(inputs)
+        # Asked last, since it may take seconds.
         if reason is None and not self._recorder.is_idle_within(IDLE_S):
             reason = NOT_IDLE
         if reason is None:
@@ -151,9 +154,11 @@ class CollectiveRecordings(Recordings):
         try:
             attempt = pipeline.record(inputs, slot.mismatches.constraints, lockstep=lockstep)
         except BaseException:
+            # The others must not wait for a rank that has left the call.
             lockstep.refuse("a call raised")
             raise
         if isinstance(attempt, Refusal):
+            # Before KERNELS: their collectives wait for the other ranks, and these still wait for this vote.
             self._abort(slot, attempt, lockstep)
             pipeline.note_launch()
             return self._launch(inputs)
@@ -172,6 +177,7 @@ class CollectiveRecordings(Recordings):
             return outputs
         if not isinstance(difference, Refusal):
             difference = Refusal(str(difference), Persistence.PROCESS, ReasonCode.RESULTS_DIFFER)
+        # Else the memory stays: releasing what a stuck GPU works on would wait for it, without a limit.
         if not pipeline.stuck:
             attempt.close()
         self._abort(slot, difference, lockstep)
@@ -180,6 +186,7 @@ class CollectiveRecordings(Recordings):
     def _abort(self, slot: SizeSlot, refusal: Refusal, lockstep: Lockstep) -> None:
         """Abort the attempt on all ranks, and refuse the size if no further attempt will be made."""
         self._groups.late += lockstep.is_late or refusal.reason == NOT_IDLE
+        # Attempts end once the ranks have replayed: a recording that differs is not repeated.
         is_last = slot.calls == ATTEMPT_CALLS[-1] or lockstep.steps > 0
         if refusal.persistence in {Persistence.ONE_CALL, Persistence.TRANSIENT}:
             persistence = Persistence.PROCESS if is_last else Persistence.ONE_CALL

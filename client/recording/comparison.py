@@ -115,10 +115,12 @@ def compare(
         return Disagreement(f"{len(replayed.outputs)} outputs and not {len(launched.outputs)}")
     pairs: Pairs = {}
     for index, (mine, right) in enumerate(zip(replayed.all, launched.all, strict=True)):
+        # The same object on both sides is an input that was read in place, or a value that a digest was compared for.
         if isinstance(right, torch.Tensor) and mine is not right and form(mine) == form(right):
             pairs[index] = mine, right
         elif mine is not right and not _is_same_value(mine, right):
             return Disagreement(f"{launched.name(index)} differs", in_values=True)
+    # Bits first: they can be compared for every dtype and view, and equal ones need no arithmetic.
     pairs = {index: pairs[index] for index in differing(pairs)}
     found = distances(pairs)
     compared = {index: ComparedTensor(right.dtype, right.numel()) for index, (_, right) in pairs.items()}
@@ -130,6 +132,7 @@ def compare(
         far = too_far(found, compared, tolerance, noise)
     if not far:
         return None
+    # The first one, so that a fault of the graph reads the same each time; see `Disagreements.add`.
     index = min(far)
     by_how_much = _by_how_much(found[index], compared[index])
     return Disagreement(f"{launched.name(index)} differs", by_how_much, in_values=True)
@@ -142,6 +145,7 @@ def _noise(again: Again, pairs: Pairs) -> dict[int, float]:
     vary, the host passes other values each time. If replays agree, the callable is not run.
     """
     noise = _furthest_of(again.replays(), {index: mine for index, (mine, _) in pairs.items()})
+    # KERNELS could not change the answer, and would take further values from the host, as a counter does.
     if not any(noise.values()):
         return noise
     launched = _furthest_of(again.launches(), {index: right for index, (_, right) in pairs.items()})
@@ -184,6 +188,7 @@ def too_far(
         index: max(each.allowed(tolerance, is_unsteady=is_unsteady), DISTANCE_FACTOR * noise.get(index, 0.0))
         for index, each in compared.items()
     }
+    # Not `>`, with which a distance that is NaN would pass.
     return [index for index, distance in found.items() if not distance <= allowed[index]]
 
 
@@ -277,6 +282,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     offset, size, stride = tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride())
     if tensor.element_size() == 16:
         offset, size, stride = 2 * offset, (*size, 2), (*(2 * each for each in stride), 1)
+    # `Tensor.view` refuses conjugate and negative views where the dtype changes.
     made = torch.empty(0, dtype=_INTEGERS[tensor.element_size()], device=tensor.device)
     return made.set_(tensor.untyped_storage(), offset, size, stride)
 
@@ -307,11 +313,13 @@ def distance(mine: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.stack(counts).sum().double() / max(bits(right).numel(), 1)
     far = [_furthest(_wide(one), _wide(other)) for one, other in _in_pieces(mine, right)]
     off, largest = (torch.stack([each[number] for each in far]).amax().double() for number in (0, 1))
+    # Where all values are zero, 0 / 0 would be NaN.
     return torch.where(off == 0, off, off / largest)
 
 
 def is_measured(dtype: torch.dtype) -> bool:
     """Return whether the distance of a dtype is a difference of values, and not a share of elements."""
+    # `float4_e2m1fn_x2` packs two values into a byte: only their bits are compared.
     return dtype in TOLERANCE or (
         dtype.is_floating_point and dtype.itemsize == 1 and "float4" not in str(dtype)
     )
@@ -338,4 +346,5 @@ def _furthest(mine: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, to
     """Return the largest difference (infinity where only one element is NaN) and the largest finite value."""
     same = (mine == right) | (mine.isnan() & right.isnan())
     off = torch.where(same, 0.0, (mine - right).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    # Finite values alone: divided by an infinity, every difference would be 0.
     return off.amax(), torch.where(right.isfinite(), right.abs(), 0.0).amax()

@@ -43,6 +43,7 @@ def checksum(memory: torch.Tensor) -> torch.Tensor:
     around = [memory[:begin].long(), memory[end:].long()]
     if begin == end:
         return torch.cat(around)
+    # Sums of integers wrap around, and are the same in any order of adding.
     rows = memory[begin:end].view(torch.int64).view(-1, COLUMNS)
     step = min(max(MIN_ROWS, -(-len(rows) // PIECES)), MAX_ROWS)
     of_rows, of_columns = rows.new_empty(len(rows)), rows.new_empty(-(-len(rows) // step), COLUMNS)
@@ -58,6 +59,7 @@ def checksum(memory: torch.Tensor) -> torch.Tensor:
 def digest_of(tensor: torch.Tensor) -> Digest:
     """Return the digest of a tensor's elements, in the order of their memory. Takes 64 MiB of memory if there are gaps between them."""
     words = bits(tensor.detach())
+    # In the order of their memory, transposed and channels-last tensors need no copy.
     words = words.permute(sorted(range(words.dim()), key=words.stride, reverse=True))
     if words.is_contiguous():
         return Digest(form(tensor), checksum(words.reshape(-1).view(torch.uint8)))

@@ -82,6 +82,7 @@ def moved_spans(first: CapturedCall, second: CapturedCall, groups: InputGroups) 
     made, again = first.capture.allocations, second.capture.allocations
     if [span.size for span in made] != [span.size for span in again]:
         raise DisturbedError(CAPTURES_DIFFER)
+    # Both captures run the same code, so that their allocations correspond by order.
     moved = [MovedSpan(span, to.start) for span, to in zip(made, again, strict=True)]
     for group, span in groups:
         mine, other = (each.inputs[group.members[0][0]] for each in (first, second))
@@ -113,6 +114,7 @@ def false_addresses(
         if find(spans, there) is None and find(spans, there - 1) is None:
             found.add(index)
         elif not (there - here) % _HALF:
+            # The lower half stayed, as a number does. The upper half is a leftover, unless the memory has moved as far.
             known = moved() if known is None else known
             if any(
                 each.to - each.span.start == there - here

@@ -45,6 +45,7 @@ def for_host(
 def _is_ours_alone(group: InputGroup, span: Span, inputs: Sequence[Any], facts: GraphFacts) -> bool:
     """Return whether nothing but this call can use any byte of a group."""
     indices = [index for index, _ in group.members]
+    # Donated inputs are activations that only this backward sees.
     if facts.donated.issuperset(indices):
         return True
     # The group may be wider than its input: it may cover a storage that other tensors lie in, too.
@@ -75,4 +76,5 @@ class HostCopies:
         while self._pairs:
             place, kept = self._pairs[-1]
             place.copy_(kept)
+            # After the copy: if that is interrupted, `put_back` makes it once more.
             self._pairs.pop()

@@ -58,7 +58,9 @@ def reserves_for(capture: Capture, *, for_all: bool = False) -> tuple[OutputRese
     overlapping = sets.overlapping
     if not overlapping:
         return capture.reserves
+    # The last allocation at an address counts: earlier ones there were temporaries that have died.
     makers = {address: position for position, address in enumerate(capture.allocated)}
+    # A storage keeps the reserve that it has: without one it could overlap again.
     before = {reserve.outputs for reserve in capture.reserves}
     return tuple(
         OutputReserve(storage.size, outputs, makers.get(storage.start))
@@ -101,6 +103,7 @@ class OutputReserves:
         self.allocated: list[int] = []
         """Addresses of the allocations of Inductor's code, in order."""
         if addresses is not None:
+            # One shift: this is one range, while PyTorch keeps small and large allocations in segments apart.
             for size in shifts[:1]:
                 addresses.take(size)
             self._storages = [addresses.take(reserve.size).untyped_storage() for reserve in reserves]
@@ -111,6 +114,7 @@ class OutputReserves:
     def begin(self) -> None:
         """Make the backing allocation, allocations that only take up addresses, and reserves that have no place yet. To be called in the capture."""
         if self._backing >= BACKED_FROM:
+            # Without it scratch may take more memory. Results are the same.
             with contextlib.suppress(torch.OutOfMemoryError):
                 self.storage(self._backing)  # freed at once: what is allocated next is cut from it
                 self.before += 1
@@ -143,6 +147,7 @@ class OutputReserves:
     ) -> torch.Tensor:
         """Return a tensor for Inductor's code: in its reserve if it has one of that size, else from `original`."""
         reserve = self._by_allocation.get(len(self.allocated))
+        # The allocation may be a temporary, of another size, that lay where an output of a library lies afterwards.
         if reserve is not None and reserve.nbytes() == bytes_of(size, stride, dtype):
             tensor = self._over(reserve, dtype, size, stride)
         else:

@@ -168,6 +168,7 @@ class Recordings:
         if slot.is_new:
             self._begin_replays(slot, replay)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
+            # A mismatch and no refusal: if it recurs, the size is recorded for calls with and without hooks.
             return self._replay(slot, _seen_by_hooks, inputs)
         if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
@@ -236,6 +237,7 @@ class Recordings:
             reason = NO_MEMORY
         except DriverError as error:
             reason = str(error)
+            # After an error of the driver, the recording serves no further call.
             self._drop(slot)
             slot.refusal = Refusal(reason, Persistence.PROCESS)
         if reason is not None:

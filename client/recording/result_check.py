@@ -109,6 +109,7 @@ class ResultCheck:
         self._clock = clock
         self._is_on = interval_s > 0 and facts.is_repeatable and not facts.state
         self._due = clock() + interval_s
+        # Weak: a recording that is dropped closes itself, and takes an outcome that nobody reads along.
         self._outcomes: weakref.WeakKeyDictionary[Replay, _Outcome] = weakref.WeakKeyDictionary()
 
     def first_poll(self, replay: Replay) -> int:
@@ -143,6 +144,7 @@ class ResultCheck:
 
     def begin(self, replay: Replay, inputs: Sequence[Any]) -> CheckedCall | None:
         """Return the inputs for a check of the next call; None if that is not to be checked. Raises nothing."""
+        # Whatever follows: until then the helper serves the calls by itself again.
         replay.counts.next_check = replay.counts.replays + CALLS_PER_POLL
         began_s = self._clock()
         if torch_private.is_profiled() or began_s < max(self._due, self._recorder.next_check_at):
@@ -165,6 +167,7 @@ class ResultCheck:
 
     def _compared(self, checked: CheckedCall, outputs: Sequence[Any]) -> _Outcome:
         copies = copies_of(checked.copies, None, self._written)
+        # On lists of their own: Inductor's code clears the list of inputs that it is given.
         right = Values(self._launch(list(copies)), copies)
         again = Values(self._launch(list(checked.copies)), checked.copies)
         mine = Values(outputs, checked.inputs)
@@ -191,5 +194,6 @@ class ResultCheck:
 
     def _has_memory_for(self, replay: Replay, inputs: Sequence[Any]) -> bool:
         copies = bytes_to_copy(inputs, None, self._written)
+        # Copies for two runs as KERNELS, and the memory of these and of the GRAPH's call.
         needed = 2 * copies + 3 * sum(each.bytes for each in replay.layout.memories)
         return 2 * needed <= self._recorder.free_bytes()

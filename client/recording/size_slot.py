@@ -76,12 +76,14 @@ class Disagreements:
     def add(self, found: Disagreement) -> Persistence:
         """Note how a recording differs; return how long the size is refused."""
         if found.by_digest:
+            # From the second time on all values are kept, so that digests delay a recording twice at most.
             self.in_full = None if self.in_full else found.by_digest
             return Persistence.ONE_CALL
         before, self.latest = self.latest, found
         self.in_values |= found.in_values
         if before is None:
             return Persistence.ONE_CALL
+        # By the place and not by the amount, which varies where kernels add in varying order.
         return Persistence.PERMANENT if before.what == found.what else Persistence.PROCESS
 
 
@@ -109,8 +111,10 @@ class LayoutMismatches:
 
     def add(self, inputs: Sequence[Any], mismatch: LayoutMismatch) -> bool:
         """Note the layout of a call that did not match; return whether the size is to be recorded again."""
+        # Each recording supports all layouts seen so far, so that no two of them take turns.
         self._apart |= mismatch is LayoutMismatch.OVERLAP
         for index, value in enumerate(inputs):
+            # From `MAX_ALIGNMENT` on an input constrains nothing: no library chooses its kernels by more.
             if isinstance(value, torch.Tensor) and (found := alignment(value.data_ptr())) < MAX_ALIGNMENT:
                 self._alignments[index] = min(found, self._alignments.get(index, MAX_ALIGNMENT))
         return self._backoff.count()

@@ -108,6 +108,7 @@ class Call:
             is_large = _is_aliased(group.members, span, self.inputs, self.device)
             large, others = large + is_large * _bytes_for(span), others + (not is_large) * _bytes_for(span)
         self.has_aliases = self.has_aliases and large >= ALIASED_FROM
+        # A block more, by which the stand-ins of a further capture are shifted.
         aliased = self._alias(large + BLOCK) if self.has_aliases else None
         own = others + (large if aliased is None else 0)
         self.make_sure_of(besides + own, self.held())
@@ -134,6 +135,7 @@ class Call:
             members = [(index, self.inputs[index]) for index, _ in group.members]
             whole, base = _allocated(*members[0], span, NO_CONSTRAINTS, aliased.take)
             tensors.update(_laid_over(whole, base, members, span))
+            # Beyond the end of the memory a place is empty: that tensor lies over bytes that earlier ones have filled.
             place = memory.view(torch.uint8)[taken:][: whole.nbytes][base:][: span.size]
             filled.append((place, bytes_of(members[0][1], span)[: place.numel()]))
             taken += whole.nbytes
@@ -216,6 +218,7 @@ def copies_of(
             pairs.append((copies[index], tensor))
         else:
             pairs.append((memory[base:][: span.size], bytes_of(tensor, span)))
+    # All together: one by one, hundreds of copies take the host long.
     torch_private.copy_all(pairs)
     return copies
 
@@ -276,6 +279,7 @@ def stand_ins_for(
     copies, memory = list(inputs), []
     for group, span in _groups(inputs, constraints, groups):
         members = [(index, inputs[index]) for index, _ in group.members]
+        # Members of a group keep their distances, so that none can be aligned by itself.
         own = constraints if len(members) == 1 else NO_CONSTRAINTS
         if aliased is not None and _is_aliased(group.members, span, inputs, aliased.device):
             copy, base = _allocated(*members[0], span, own, aliased.take)
@@ -295,6 +299,7 @@ def _laid_over(
         start = base + tensor.data_ptr() - span.start
         size, stride = tuple(tensor.size()), tuple(tensor.stride())
         plain = torch_private.reinterpret(memory, tensor.dtype, size, stride, start // tensor.element_size())
+        # Negative and conjugate views stay such, so that the same kernels are recorded.
         yield index, torch_private.viewed_like(plain, tensor)
 
 
@@ -302,6 +307,7 @@ def _is_aliased(
     members: Sequence[tuple[int, int]], span: Span, inputs: Sequence[Any], device: torch.device
 ) -> bool:
     is_here = inputs[members[0][0]].device == device
+    # Indices get memory of their own, for other indices: an embedding fails an assertion on poison.
     return span.size > MAX_SMALL and is_here and not may_be_indices(members, inputs)
 
 

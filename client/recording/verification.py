@@ -141,7 +141,9 @@ class Verification:
             if in_full is not None and aliased is None:
                 self._release_but(in_full)
         finally:
+            # Also after an error: the call then runs as KERNELS on these inputs.
             self._on_host.put_back()
+        # A stray write is told by `disagreement`. Here it would pass for a lack of memory, which is tried again.
         if aliased is not None and launch is not None and not (self._wrote_between or self._wrote_to_old):
             self._compare_aliased(aliased, groups, launch)
 
@@ -154,6 +156,7 @@ class Verification:
             self._ended = generator.get_offset() if generator is not None else 0
             self.random = self._ended != self._began
             """Whether the recording has drawn random numbers."""
+            # KERNELS have to draw the same numbers, also if the replay has failed.
             self._put_generator(self._began)
         self._outside = self._outputs_outside()
 
@@ -207,6 +210,7 @@ class Verification:
 
         If they differ and the inputs were kept, both run again on these: each may differ as much from itself.
         """
+        # KERNELS have advanced it meanwhile, from where the replay had begun.
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return Disagreement("it draws another number of random numbers")
         if self._wrote_to_old:
@@ -225,9 +229,11 @@ class Verification:
         if digests and len(mine.outputs) == len(outputs):
             digests = {index: each for index, each in digests.items() if each.form == form(right.all[index])}
             differ = unequal(digests, right.all)
+            # `compare` passes over values that are the same object: `differ` has those whose digests are not equal.
             every = [right.all[index] if index in digests else each for index, each in enumerate(mine.all)]
             mine = Values(every[: len(outputs)], every[len(outputs) :])
         found = compare(mine, right, tolerance_of(right.all), again) or self._misplaced(outputs)
+        # Only where nothing else differs: a digest does not tell rounding from a wrong value.
         if found is None and differ:
             return Disagreement(f"{right.name(min(differ))} differs in bits", by_digest=differ)
         return found
@@ -246,6 +252,7 @@ class Verification:
             try:
                 outputs = run(list(copies))
             finally:
+                # The program goes on from where its own call has left the generator.
                 self._put_generator(self._ended)
             yield Values(outputs, copies)
 
@@ -327,6 +334,7 @@ def _poison(
         each.fill_(OLD_POISON)
     filled = set()
     for index in _indices(inputs, groups) if stand_ins else ():
+        # Poison as an index of an embedding would fail an assertion on the GPU, which ends the process.
         stand_ins[index].copy_(other_indices(inputs[index]))
         filled.add(stand_ins[index].untyped_storage().data_ptr())
     others = [each for each in old if each.untyped_storage().data_ptr() in filled]

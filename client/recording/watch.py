@@ -74,6 +74,7 @@ class Watch:
         if latest is not None and now - latest[0] >= latest[1]:
             with self._relaxed():
                 is_done = self._event.query()
+            # A replay that was noted meanwhile has recorded the event anew, and has all of its time.
             if latest is self._latest:
                 self._latest = None
                 if not is_done:
@@ -87,5 +88,6 @@ def _poll_until_gone(watch: weakref.ref[Watch]) -> None:
             pause_s = it.poll(time.monotonic())
         except Exception:  # noqa: BLE001 - the GPU has an error, which ends the replay
             return
+        # The thread ends with what it watches, and must not keep that alive while it sleeps.
         del it
         time.sleep(pause_s)

@@ -126,8 +126,10 @@ class Executables:
             if is_first or replaced:
                 raise ProfiledError
             return 0  # it could not be launched now
+        # No earlier: the table holds a replaced executable until it has been told of the new one.
         self._destroy(self._retired)
         try:
+            # Another thread may be capturing, and CUDA's default mode then forbids such calls to all threads.
             with self._driver.relaxed():
                 self._parameters.write_graph(but_kernels=is_first)
                 self._handles.append(self._driver.instantiate(self._graph, stream))

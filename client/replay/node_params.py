@@ -117,6 +117,7 @@ class Parameters:
         found: dict[int, int] = {}
         # To read what all nodes are given would take most of the time.
         for number, those in wanted.items():
+            # The first capture has passed the check for collectives, and the kernels are the same.
             node = _read(driver, handles[number], may_reduce=True)
             if node is None or node.form != mine[number].form:
                 return None
@@ -152,11 +153,13 @@ class Parameters:
 
     def _lay_out(self) -> None:
         """Make room for all blocks, put them there, and work out how each node is written."""
+        # The driver reads these structures at every write, by their addresses in `writes`.
         self._kept: list[Any] = []
         self.writes: list[tuple[int, ...]] = []
         """How each node is written: the address of the driver's function, the node, that of its parameters, and a context for some."""
         laid_out = _laid_out(self._nodes)
         self._memory = (ctypes.c_uint64 * max(len(laid_out) // WORD, 1))()
+        # By way of bytes: `memoryview` cannot index the format in which ctypes exports its array.
         self.words = memoryview(self._memory).cast("B").cast("Q")
         first = ctypes.addressof(self._memory)
         ctypes.memmove(first, laid_out, len(laid_out))
@@ -217,6 +220,7 @@ def _read(driver: Driver, handle: int, *, may_reduce: bool) -> _Node | None:
     if node_type is NodeType.MEMCPY:
         return _read_memcpy(driver, handle)
     if node_type is NodeType.MEMSET:
+        # Its address is the first word of the structure.
         struct = driver.memset(handle)
         return _Node(handle, node_type, struct, (bytes(struct),), (range(1),))
     if node_type is NodeType.EMPTY or (may_reduce and node_type in _EVENTS):
@@ -228,9 +232,11 @@ def _read_kernel(driver: Driver, handle: int, *, may_reduce: bool) -> _Node:
     struct = driver.kernel(handle)
     name = driver.kernel_name(struct)
     blocks = driver.arguments(struct, name)
+    # As NCCL's kernels are: one buffer holds all parameters, in place of an address for each.
     packed = not struct.kernelParams and bool(blocks)
     if _is_collective(name) and not (may_reduce and packed and _OF_NCCL in name and _shows_work(blocks[0])):
         raise NotRelocatableError(f"it holds a collective ({name})")
+    # Whole words alone: compilers align the addresses in a kernel's parameters to 8 bytes.
     words = tuple(range(len(block) // WORD) for block in blocks)
     is_transform = _TRANSFORM in name
     return _Node(handle, NodeType.KERNEL, struct, blocks, words, packed=packed, is_transform=is_transform)
@@ -250,6 +256,7 @@ def _read_memcpy(driver: Driver, handle: int) -> _Node:
     struct = driver.memcpy(handle)
     for side in ("src", "dst"):
         if not _on_device(driver, getattr(struct, f"{side}MemoryType"), getattr(struct, f"{side}Device")):
+            # A replay would go on with the host memory of its recording: only addresses of the GPU are rewritten.
             raise NotRelocatableError("it copies from or to memory of the host")
     if struct.Height > 1 or struct.Depth > 1:
         # In an executable, the driver never writes one: each call at other addresses would fail.

@@ -99,6 +99,7 @@ class Outputs:
             for index, (each, piece) in enumerate(zip(outputs, pieces, strict=True))
             if piece is None and not isinstance(each, Fixed)
         }
+        # The helper returns a tuple, and a callable that returns a list goes on to return one.
         self.are_plain = as_tuple and not self._others
         """Whether the helper makes all of them."""
 
@@ -120,6 +121,7 @@ def _piece(index: int, output: Output, dtypes: Sequence[torch.dtype]) -> Piece |
         base, keeps_dtype = ~output.index, output.keeps_dtype
     else:
         return None
+    # None wherever it is possible: to see memory as another type costs a view at each call.
     dtype = None if keeps_dtype else output.dtype
     try:
         torch_private.dtype_code(dtype)
@@ -135,4 +137,5 @@ def _made(output: Any, memory: Sequence[Any], inputs: Sequence[Any]) -> torch.Te
     if isinstance(output, Flagged):
         return torch_private.viewed_like(_made(output.of, memory, inputs), output.like)
     base = memory[output.memory] if isinstance(output, Part) else inputs[output.index]
+    # `as_strided` would make a view for autograd, which a program could tell from a fresh tensor.
     return torch_private.reinterpret(base, output.dtype, output.size, output.stride, output.offset)

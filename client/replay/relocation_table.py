@@ -94,6 +94,7 @@ def scan(
                 continue
             found[at.number].append((index, value - at.span.start + at.base))
             nodes[at.number][node] = None
+            # A single word is an argument by itself, and the words of a copy lie apart: neither has padding.
             if len(indices) > 1 and indices.step == 1:
                 ambiguous.append(index)
     return RelocationTable(tuple(map(tuple, found)), tuple(map(tuple, nodes)), tuple(ambiguous))
@@ -108,6 +109,8 @@ def in_pieces(
     """
     used = [index for index, words in enumerate(table.words[first:]) if words]
     words, nodes, sizes = [*table.words[:first]], [*table.nodes[:first]], []
+    # Spans never share memory, even if one is dead before the other begins. A kernel may reach a tensor by an address
+    # that an earlier kernel wrote into memory, and so need it for longer than its nodes show.
     for piece in share.pieces([blocks(spans[index].size) * BLOCK for index in used]):
         members = [used[number] for number in piece]
         offsets, size = pack([spans[index] for index in members])
@@ -119,6 +122,7 @@ def in_pieces(
             )
         )
         found = (table.nodes[first + index] for index in members)
+        # A node with addresses in several of the spans is written once.
         nodes.append(tuple(dict.fromkeys(itertools.chain.from_iterable(found))))
         sizes.append(size)
     return RelocationTable(tuple(words), tuple(nodes), table.ambiguous), sizes
@@ -155,6 +159,7 @@ class Share:
 
 
 def _is_beyond(value: int, end: int) -> bool:
+    # At the border of a page other memory may begin, as that of a constant, whose address must not move.
     return value > end or (value == end and not value % PAGE)
 
 

@@ -143,12 +143,15 @@ class Replay:
             with as_fallback:
                 memory = self.memory() if memory is None else memory
             drawn = self._launch(inputs, memory, self._device.stream())
+            # Not `as_fallback`: after a launch, KERNELS would write to the inputs a second time.
             outputs = self.layout.outputs.gather(self._fill, memory, inputs)
+        # Only now: until a call is served, KERNELS may still need them.
         inputs.clear()
         return outputs, drawn
 
     def _launch(self, inputs: list[Any], memory: list[Any], stream: int) -> PhiloxRange | None:
         executables = self._executables
+        # Another thread may have dropped the recording since this call found it.
         if executables is None:
             raise FallbackError(RECORDING_CLOSED)
         # First, since nothing need be written for a launch that may not be on this stream.
@@ -156,6 +159,7 @@ class Replay:
             self._cursor.affinity.expect(stream)
         with as_fallback:
             executable, written = executables.bind(inputs, memory, stream)
+        # Asked again: a profile may have begun while this call waited for another one of the recording.
         if torch_private.is_profiled() and not executables.can_launch_profiled:
             raise ProfiledError
         drawn: PhiloxRange | None = self._start(executable, stream)
@@ -219,6 +223,7 @@ class Replay:
         """Allocate `size` bytes of scratch at each call from now on, at least as many as the recording needs. Its layout must say where."""
         assert self.layout.scratch is not None
         at = self._order.index(self.layout.scratch)
+        # The helper reads `arguments` in each call: `counts` holds off those of other threads.
         with self.counts:
             self._allocations[at] = (size,), (1,), torch.uint8
             self.counts.arguments = tuple(self._allocations)

@@ -122,6 +122,7 @@ class GeneratorCursor:
         self.affinity = affinity
         self._graph = graph
         self._default = default
+        # To set the default generator's own offset would have cuDNN's recurrent layers draw their dropout anew.
         self._generator = generator = default.graphsafe_get_state()
         self._further = tuple(further)
         self._all = Generators((generator, *further))
@@ -207,6 +208,7 @@ class GeneratorCursor:
         with self.affinity.lock:
             is_new = self.affinity.enter(stream)
             draws = self._learn(addresses, stream)
+            # Else a graph that draws on another stream would be held up by one that draws nothing.
             if is_new and not draws:
                 self.affinity.leave()
         return draws
@@ -231,6 +233,7 @@ class GeneratorCursor:
 
     def _is_word(self, address: int) -> bool:
         aligned = address > 0 and address % _WORD == 0
+        # To read a word that is no address would fail, and end the search.
         return aligned and self._driver.memory_type(address) is MemoryType.DEVICE
 
     def _find(self, addresses: list[int]) -> _State | None:
@@ -240,6 +243,7 @@ class GeneratorCursor:
             each.set_offset(each.get_offset() + number * _APART)  # they may have come equally far
         candidates: list[tuple[set[int], set[int]]] = [(set(addresses), set(addresses)) for _ in everyone]
         advances = [0] * len(everyone)
+        # The offset is another one in the second round, and a word that held it by chance does not follow.
         for _ in range(_ROUNDS):
             offsets = self._all.get_offset()
             self._graph.replay()

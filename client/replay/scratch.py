@@ -25,6 +25,7 @@ class SharedScratch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        # Weak: a recording that is dropped is not asked to allocate any more.
         self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()
         self.bytes = 0
         """Bytes of the largest scratch so far."""

@@ -47,6 +47,7 @@ def moving_segments(
 
     Others may lie anywhere, and nothing is written for them. `bound` are the addresses of the allocations when they were recorded.
     """
+    # Alignment 1: the allocator's blocks are aligned better than any library asks for.
     memories = [InputGroup(((memory, 0),), 1, address) for memory, address in enumerate(bound)]
     return [
         Segment(group, number < len(groups), table.words[number], table.nodes[number])
@@ -77,6 +78,7 @@ def fitting(
 
 def table_numbers(segments: Sequence[Segment], writes: Iterable[Sequence[int]]) -> array.array[int]:
     """Return the segments as the numbers that `exec_table.h` reads; each write is (function, node, parameters[, context])."""
+    # In the order of `lay_out` in `exec_table.h`. The last column has no count: it is as long as the first.
     columns: list[list[tuple[int, ...]]] = [
         [member for each in segments for member in each.group.members],
         [

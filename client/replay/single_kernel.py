@@ -38,9 +38,11 @@ class SingleKernel:
         self._segments = segments
         self._bind = ops.bind
         # `Kernel` of `exec_table.h`: what stands for an executable.
+        # Kept here, as the table has its address only.
         self._kernel = (c_uint64 * 2)(driver.kernel_launch_address, parameters.writes[0][2])
         self.launch_address, write = ops.kernel_functions()
         self._launch = _LAUNCH(self.launch_address)
+        # `write` does nothing: the launch itself reads the words.
         numbers = table_numbers(segments, [(write, *parameters.writes[0][1:])])
         limits = (1, NEVER_WORTH, 0)
         self.table: Any = ops.table(

@@ -111,6 +111,7 @@ class TensorOps:
         """Returns the next number in the order of all calls."""
         self.bind: Callable[[Any, list[Any], list[Any], int], tuple[int, int] | None] = module.bind
         """Does what `Executables.bind` does for a table, inputs, memories and a stream; returns None if the call does not fit."""
+        # The module's own function: a method around it would add a Python frame to each call.
         self.run: Callable[..., Any] = module.run
         """Serves a call: run(replays, integers, conditions, tangents, owner, inputs). The inputs at `integers` find the recording among `replays`.
 

@@ -144,6 +144,18 @@ def test_memory_of_a_capture_counts_while_its_replay_is_verified(case: Case) -> 
     assert peaks[1] >= 30 * BLOCK > peaks[0]
 
 
+def test_other_indices_that_a_verification_computes_count(case: Case) -> None:
+    peaks = []
+    for kind in (torch.float64, torch.int64):
+        third = case.allocator.tensor(torch.arange(64 * BLOCK // 8).to(kind))
+        run = case.made(add, READ_ONLY)
+        for _ in range(3):
+            run([case.floats(1), case.floats(2), third])
+        peaks.append(memory(case)["peak_requested_bytes"])
+    case.expect(captured=2)
+    assert peaks[1] - peaks[0] == 3 * third.nbytes
+
+
 @pytest.mark.parametrize(("limit", "captured"), [(PAGE - 1, 0), (PAGE, 0), (3 * PAGE, 1)])
 def test_the_memory_behind_addresses_counts(
     case: Case, monkeypatch: pytest.MonkeyPatch, limit: int, captured: int
