@@ -49,7 +49,7 @@ pytestmark = pytest.mark.team
 OWNER, PUBLISHER, READER = "exchange_owner", "exchange_publisher", "exchange_reader"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # with `--dist worksteal` a worker may leave a module and come back
 def roles(postgres_server: Postgres) -> None:
     """Make the roles of these tests."""
     for role in (OWNER, PUBLISHER, READER):
