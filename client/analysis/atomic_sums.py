@@ -22,6 +22,7 @@ def atomic_outputs(text: str) -> frozenset[int]:
     """Return the indices of the outputs of a printed graph that depend on a sum of atomic additions; none if the text is not understood."""
     names = returned(text)
     found = set[str]()
+    # One pass is enough: FX prints a value before its uses.
     for name, expression in _ASSIGNMENT.findall(text):
         if _SUM.match(expression.strip()) or not found.isdisjoint(_NAME.findall(expression)):
             found.add(name)

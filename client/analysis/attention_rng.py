@@ -67,6 +67,7 @@ def _dropout(arguments: list[str], position: int) -> str:
         if named := _NAMED_DROPOUT.fullmatch(argument):
             return named[1]
     positional = [argument for argument in arguments if " = " not in argument]
+    # An argument with the schema's default is not printed; for dropout that is 0.
     return positional[position] if position < len(positional) else "0.0"
 
 
@@ -122,6 +123,7 @@ _BACKWARDS = {f"{_EFFICIENT}_backward": (7, 8, 9), "_efficient_attention_backwar
 """Positions of seed, offset and `dropout_p` among the arguments of the backward operators."""
 _BACKWARD = re.compile(rf"torch\.ops\.aten\.({'|'.join(_BACKWARDS)})\.default\(([^()]*)\)")
 _ANY_CALL = re.compile(rf"torch\.ops\.\w+\.\w*{_MOVING}\w*\.")
+# Else names in comments, and in the `x = None` by which FX frees values, would count as uses.
 _NOT_CODE = re.compile(r"^ *#.*$|;  (?:\w+ = )+None$", re.MULTILINE)
 
 
@@ -159,6 +161,7 @@ class _Reading:
         """Return the state of all operators of the graph."""
         forwards = [call for call in _CALL.findall(self._code) if call[1] in {_EFFICIENT, _LENGTHS}]
         backwards = _BACKWARD.findall(self._code)
+        # A call that the patterns miss might pass the state on unseen.
         if len(forwards) + len(backwards) != len(_ANY_CALL.findall(self._code)):
             raise _NotUnderstoodError
         found: dict[str, list[int]] = {}
@@ -177,6 +180,7 @@ class _Reading:
         """Return, as a list, the index of the output that holds a result; an empty list if nothing uses the result."""
         if name is None or self._uses[name] == 1:
             return []
+        # Once where it is assigned, and once where it is returned.
         if self._uses[name] == 2 and name in self._returns:
             return [self._returns.index(name)]
         raise _NotUnderstoodError

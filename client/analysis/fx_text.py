@@ -18,6 +18,7 @@ _IN_PART = re.compile(r"torch\.ops\.aten\.(?!copy_\.|_foreach_)\w*(?:_\.|scatter
 
 def taken(text: str) -> list[str] | None:
     """Return the names of a graph's inputs in order; None if the text is not understood."""
+    # Subgraphs are printed with the graph: of several signatures, none is known to be the graph's own.
     signatures = _SIGNATURE.findall(text)
     return _INPUT.findall(signatures[0]) if len(signatures) == 1 else None
 

@@ -69,6 +69,7 @@ class GraphFacts:
             self.is_vouched,
             frozenset(at for at, each in enumerate(mine.outputs) if each and self.saved.issuperset(each)),
             self.collectives[partition : partition + 1],
+            # Nothing says of a value from another partition that it may not be written.
             written=None
             if self.written is None
             else frozenset(at for at, each in enumerate(mine.inputs) if each is None or each in self.written),
@@ -83,6 +84,7 @@ class GraphFacts:
 
 def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> GraphFacts | None:
     """Return the facts of a compiled graph, with those of its `backward`; None: its use of RNG state is not understood, so it can only run as KERNELS."""
+    # An inference graph has no backward to pass the state to.
     state = RngState() if compiled.is_inference else rng_state_of(compiled.text)
     if state is None:
         return None

@@ -70,4 +70,5 @@ class Candidates:
 
     def release_other(self, deployment: Deployment) -> None:
         """Release the memory that the other deployment than this holds."""
+        # KERNELS have left workspaces and free memory behind, in sizes that a GRAPH does not use.
         self.recordings.trim() if deployment is Deployment.GRAPH else self.recordings.close()

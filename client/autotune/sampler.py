@@ -62,9 +62,11 @@ class Sampler:
     def start(self, deployment: Deployment) -> Sample:
         """Begin timing a call on the device's current stream, which ends the interval of the previous call."""
         stream = torch.cuda.current_stream(self._device)
+        # Never in a capture, which a query of its stream would end: callers ask `Trial.is_in_a_capture`.
         busy = not stream.query()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record(stream)
+        # Read last here and first in `stop`, so that host time is free of the events.
         began_us = time.perf_counter_ns() / 1e3
         if self._latest is not None:
             self._latest.next_began_us, self._latest.next_begin = began_us, begin

@@ -71,6 +71,7 @@ class Schedule:
         if not self._ahead:
             return False
         counts = self._ahead[0][1]
+        # Bounded, or a graph that makes an executable at each call would never be decided.
         if counts and not steady and self._unsteady < MAX_UNSTEADY:
             self._unsteady += 1
             return False
@@ -125,6 +126,7 @@ class Trial:
         if not self.is_measured():
             return False
         is_noisy = rules.is_noisy(decide(self.measurements()))
+        # No further cycle where the GPU has not even reached the samples of this one.
         return not (is_noisy and self._waited <= MAX_WAIT and self._schedule.begin_again())
 
     def is_measured(self) -> bool:
@@ -136,6 +138,7 @@ class Trial:
 
     def is_in_a_capture(self) -> bool:
         """Return whether the user captures a CUDA graph on the current stream: then nothing may be timed."""
+        # The question is about the current device, which may be another one.
         with torch.cuda.device(self._candidates.device_index):
             return bool(torch.cuda.is_current_stream_capturing())
 
@@ -147,10 +150,12 @@ class Trial:
         began_ns = time.perf_counter_ns()
         sample = self._guarded(lambda: self._sampler.start(deployment))
         if deployment is not self._before:
+            # Within a call that is no sample: the first one after a change never is.
             self._before = deployment
             empty_cache = recordings.empty_cache
             self._guarded(lambda: empty_cache(workspaces=deployment is Deployment.GRAPH))
         result = run(inputs)
+        # Not reached if the call raises: the schedule repeats it then.
         counts = self._schedule.take(steady=recordings.one_time_work == work_before)
         if sample is not None:
             self._guarded(lambda: self._sampler.stop(sample, counts=counts))

@@ -28,6 +28,7 @@ class AllocatorCounts:
 def allocator_counts(device: torch.device | int) -> AllocatorCounts:
     """Return the counts of a CUDA device."""
     found = torch.cuda.memory_stats_as_nested_dict(device)
+    # torch answers so before CUDA is initialised, and does not initialise it for the question.
     if not found:
         return AllocatorCounts(0, 0, 0, 0, 0, 0)
     allocated, reserved = (found[name]["all"] for name in ("allocated_bytes", "reserved_bytes"))

@@ -81,6 +81,7 @@ class KernelNodeParams(ctypes.Structure):
         ("sharedMemBytes", c_uint),
         ("kernelParams", c_void_p),
         ("extra", c_void_p),
+        # The driver reads `kern` only where `func` is NULL, so callers here take whichever is set.
         ("kern", c_void_p),
         ("ctx", c_void_p),
     )
@@ -157,6 +158,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
     "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
     "cuGraphKernelNodeGetAttribute": (c_void_p, c_int, c_void_p),
+    # cuda.h maps the plain names to `_v2` by macros. A library has both symbols, and ctypes sees no macros.
     "cuGraphKernelNodeGetParams_v2": (c_void_p, POINTER(KernelNodeParams)),
     "cuGraphMemcpyNodeGetParams": (c_void_p, POINTER(Memcpy3D)),
     "cuGraphMemsetNodeGetParams": (c_void_p, POINTER(MemsetNodeParams)),
@@ -248,6 +250,7 @@ class Driver:
             executable = self._handle("cuGraphInstantiateWithFlags", graph, USE_NODE_PRIORITY)
             try:
                 self._call("cuGraphUpload", executable, stream)
+            # KeyboardInterrupt, too, would leak the executable: nobody else has its handle yet.
             except BaseException:
                 with contextlib.suppress(DriverError):
                     self.destroy_executable(executable)
@@ -291,6 +294,7 @@ class Driver:
         mode = c_int(_CAPTURE_MODE_RELAXED)
         self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
         try:
+            # The call has left the earlier mode in `mode`: the second one puts it back.
             yield
         finally:
             self._call("cuThreadExchangeStreamCaptureMode", byref(mode))
@@ -306,6 +310,8 @@ class Driver:
         with self.relaxed(), contextlib.ExitStack() as stack:
             address = self._handle("cuMemAddressReserve", size, 0, 0, 0)
             stack.callback(self._call, "cuMemAddressFree", address, size)
+            # Never addresses alone: a kernel that is given a missed address would end the process in
+            # verification. On memory with poison the miss shows as a wrong value.
             kind = MemoryProperties(_MEMORY_PINNED, 0, _LOCATION_DEVICE, device_index)
             handle = self._handle("cuMemCreate", memory, byref(kind), 0)
             stack.callback(self._call, "cuMemRelease", handle)
@@ -314,6 +320,7 @@ class Driver:
                 stack.callback(self._call, "cuMemUnmap", start, memory)
             access = MemoryAccess(_LOCATION_DEVICE, device_index, _READ_AND_WRITE)
             self._call("cuMemSetAccess", address, size, byref(access), 1)
+            # In reverse at the end: mappings go before the addresses that they lie on.
             to_undo = stack.pop_all()
         try:
             yield address
@@ -342,6 +349,7 @@ class Driver:
         """Return whether a kernel node needs neither a cooperative launch nor clusters; False also if the driver does not say."""
         values = (c_uint64 * _ATTRIBUTE_WORDS)()
         get = self._calls["cuGraphKernelNodeGetAttribute"]
+        # An error counts as no plain launch: such a kernel gets an executable, and its graph is not refused.
         attributes = (_COOPERATIVE, _CLUSTER_DIMENSION)
         return not any(get(node, attribute, values) or any(values) for attribute in attributes)
 
@@ -360,6 +368,7 @@ class Driver:
     def arguments(self, params: KernelNodeParams, name: str) -> tuple[bytes, ...]:
         """Return the bytes of each argument of a kernel, or of the one buffer of a packed list; `name` is the kernel's name."""
         if not params.kernelParams:
+            # NCCL passes all parameters of a kernel as one block.
             return (_packed(params.extra),) if params.extra else ()
         sizes = self._parameter_sizes(params, name)
         pointers = (c_void_p * len(sizes)).from_address(params.kernelParams)
@@ -434,6 +443,7 @@ def _packed(extra: int) -> bytes:
     entries = ctypes.cast(extra, POINTER(c_void_p))
     found: dict[int, int] = {}
     index = 0
+    # Pairs of marker and value, up to CU_LAUNCH_PARAM_END, which is 0.
     while entries[index]:
         found[entries[index] or 0] = entries[index + 1] or 0
         index += 2
@@ -453,6 +463,7 @@ def word_writes(addresses: Sequence[int]) -> Any:
     """Return an array of CUstreamBatchMemOpParams that writes 8 bytes to each address. The caller sets the values."""
     writes = (c_uint64 * (WORD_WRITE * len(addresses)))()
     for number, address in enumerate(addresses):
+        # The flags and the driver's own word stay 0. The union is padded to six words.
         writes[WORD_WRITE * number] = _WRITE_VALUE_64
         writes[WORD_WRITE * number + 1] = address
     return writes
@@ -467,6 +478,7 @@ def packed_list(buffer: int, size: Any) -> Any:
 def load() -> Driver:
     """Return the driver of this machine; raises DriverError (code 0) if there is none or it is too old."""
     try:
+        # Not PyDLL, whose calls would keep the GIL.
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise DriverError(f"loading {LIBRARY} ({error})", 0) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+# Named here, so that a trial and a recording give one reason, whichever of them meets the call.
 IN_A_CAPTURE = "called while the user captures the stream"
 PROFILED = "called while a profiler runs"
 
@@ -64,6 +65,7 @@ class RanksError(FallbackError):
         """Whether none of them is to try again."""
 
 
+# No FallbackError: KERNELS, which a fallback would run, are what there was no memory for.
 class OutOfStepError(Exception):
     """This rank has lacked the memory to run the collectives that the others have run. A later one would be matched with theirs.
 

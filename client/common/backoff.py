@@ -23,6 +23,7 @@ class Backoff:
     def postpone(self, now: float) -> None:
         """Note an attempt: the next one is due after a longer wait."""
         self._wait = min(self._wait * self._factor, self._longest)
+        # From this attempt on, and not from when it was due: a late caller does not catch up.
         self._due = now + self._wait
 
     def count(self) -> bool:

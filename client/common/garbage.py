@@ -17,6 +17,7 @@ def no_garbage_collection() -> Iterator[None]:
     Few of the thousands of objects that a recording makes are garbage, and a full collection after a model was compiled takes a quarter
     of a second. It might also free memory of other streams, which a capture must not see.
     """
+    # A program that has switched it off itself wants it to stay off.
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -36,6 +36,7 @@ class guarded:  # noqa: N801 - it is used as `contextlib.suppress` is
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        # KeyboardInterrupt and SystemExit are the program's.
         if not isinstance(error, Exception):
             return False
         text = f": {error}" if self._in_full else ""

@@ -37,6 +37,7 @@ def warning(text: str, *values: object) -> None:
 
 def _log(level: int, text: str, values: tuple[object, ...]) -> None:
     with contextlib.suppress(Exception):  # of a handler or a filter of the user's
+        # `stacklevel`: the record names the caller of `debug`, `info` or `warning`.
         _logger.log(level, text, *values, stacklevel=3)
 
 

@@ -105,6 +105,7 @@ class Report:
 
     def count_failure(self, reason: str) -> None:
         """Count a failure of PyGraph, after which the user's program goes on; the first of a reason is logged."""
+        # Logged without the lock: a handler is code of the program's.
         if self._add_reason(self.failures, reason, 1) == 1:
             log.warning("%s", reason)
 
@@ -147,6 +148,7 @@ class Report:
     ) -> None:
         """Note that a graph is deployed, the source of its decision, and its measurements; `because`: see `Deployed`."""
         figures = [dataclasses.asdict(each) for each in measured]
+        # Before the lock is taken, which is not reentrant.
         self.note_graph(graph.digest, decided_at=time.time(), figures=figures)
         key, deployment, text = environment.digest(), decision.deployment, _text(decision)
         how = decision.deployment, decision.reason, decision.final, source
@@ -198,6 +200,7 @@ class Report:
                 "deployed": {deployment.value: self._deployed[deployment] for deployment in Deployment},
                 "nodes_in_graphs": self._nodes_in_graphs,
                 "memory": dataclasses.asdict(self._memory()),
+                # `+` drops the counts that `retract_deployment` has brought down to 0.
                 "reasons": dict(+self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),
@@ -211,6 +214,7 @@ class Report:
                 "recording_ms": round(self.recording_ms, 3),
                 "daemon": {"version": self.daemon_version},
                 "program": {"pid": os.getpid(), "name": "".join(getattr(sys, "argv", ())[:1])},
+                # Copies, since other threads add facts while this is written as JSON.
                 "facts": {digest: dict(facts) for digest, facts in self._facts.items()},
                 "environments": {key: each.factors() for key, each in self._environments.items()},
                 "decisions": [dataclasses.asdict(each) for each in self._decisions],
@@ -226,6 +230,7 @@ def claim_summary() -> None:
     """Reserve the name of the summary file for this process; processes that it starts add a suffix to the name."""
     target = os.environ.get(SUMMARY_VARIABLE)
     if target and _OWNER_VARIABLE not in os.environ:
+        # In the environment, so that child processes know whose name it is.
         os.environ[_OWNER_VARIABLE] = str(os.getpid())
         with contextlib.suppress(OSError):  # there may be no folder any more
             os.environ[SUMMARY_VARIABLE] = str(Path(target).absolute())  # the program may change its folder

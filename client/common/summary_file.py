@@ -79,6 +79,7 @@ def _write_into_open_file(descriptor: int, data: bytes) -> None:
 
 
 def _write_into_device(path: Path, data: bytes) -> None:
+    # O_NONBLOCK: to open a FIFO that nobody reads would wait for a reader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags)
     try:

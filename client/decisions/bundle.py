@@ -79,6 +79,7 @@ class Bundle:
         if record.decision.final:
             entry = Portable(environment, origin, record, time.time() if record.measurements else None)
             self._add(key := entry_id(*entry.key), entry)
+            # Only what is kept, so that both are bounded.
             if key in self._entries:
                 self._own.add(key)
 
@@ -96,6 +97,7 @@ class Bundle:
 
     def artifacts(self) -> dict[str, object]:
         """Return the entries that this process uses, as the contents of artifacts by key."""
+        # Other threads may add entries meanwhile.
         entries = self._complete(self._entries.copy())
         return {f"{ARTIFACTS}/{bundle.file_name(key)}": bundle.content(each) for key, each in entries.items()}
 

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.portable import Portable
     from pygraphd.schema.shipped import Shipped
 
+# Each may have taken `transport.TOTAL_S` of the program's time.
 MAX_DAEMON_FAILURES = 2
 OTHER_VERSION = "of another version; run: pygraphd restart"
 _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -152,6 +153,7 @@ class Cache:
         if self._readonly:
             self._report.count(withheld=len(records))
             return
+        # A program may end with more undecided graphs than fit in one request.
         for some in messages.portions(records):
             self._record(RecordRequest(environment, self._origin, tuple(some)))
 
@@ -193,6 +195,7 @@ class Cache:
         except InvalidMessageError:
             self._fail("daemon: answer not understood")
             return None
+        # Counted like a failure that took time: a daemon that mixes up answers is not asked on.
         if read.environment != environment:
             self._fail("daemon: answered for another environment")
             return None
@@ -206,6 +209,7 @@ class Cache:
             return self._transport.request("POST", target, body)
         except TransportError as error:
             if error.unknown:
+                # A daemon of another version: only this path is given up.
                 self._unknown.add(target)
                 self._fail(f"daemon: {OTHER_VERSION}", free=True)
             elif not (error.absent and self._is_starting()):
@@ -254,7 +258,9 @@ class Cache:
 
     def _read_database(self, read: Callable[[Path], tuple[_Read, ...]]) -> tuple[_Read, ...]:
         try:
+            # In a folder that others may write to, anybody may have put the rows there.
             refuse_shared(self._locations.cache)
+            # No database is no failure. SQLite's error would be the same for a file that cannot be opened.
             self._locations.database.stat()
             return read(self._locations.database)
         except (FileNotFoundError, NotADirectoryError):

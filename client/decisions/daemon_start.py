@@ -89,6 +89,7 @@ def ensure(
     try:
         transport.request("GET", "/v1/ping")
     except TransportError as error:
+        # Somebody listens and gives no usable answer: a second daemon would not get the lock.
         if not error.absent:
             return f"not started: {error}"
     else:

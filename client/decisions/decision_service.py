@@ -81,12 +81,14 @@ class DecisionService:
         self.cache = cache
         self.trust = trust
         self.report = report
+        # PYGRAPH_REFRESH rejects what is stored, and not what another process measures meanwhile.
         leases = self._leases = Leases(cache, lambda entry: trust.why_not_trusted(entry) is None)
         self.acquire: Callable[[PendingGraph], Entry | LeaseState] = leases.acquire
         """Returns which process measures a graph, or the answer of another process that has."""
         self.renew: Callable[[PendingGraph], None] = leases.renew
         """Keeps the lease of a graph that is being measured."""
         self._pending: dict[PendingGraph, None] = {}
+        # A deque, since the garbage collector appends to it in any thread and takes no lock.
         self._dropped: deque[PendingGraph] = deque()
         self._unrecorded: list[tuple[Environment, Record]] = []
         self._used: list[tuple[Environment, str]] = []
@@ -146,6 +148,7 @@ class DecisionService:
     def open(self, pending: PendingGraph, owner: object, *, lease: bool = True) -> None:
         """Note a graph that has no decision yet, until `owner` goes with its model; `lease`: this process is going to measure it."""
         self._pending[pending] = None
+        # Not at exit, where `close` reports the graphs that are left.
         weakref.finalize(owner, self._drop, pending).atexit = False
         if lease:
             self._leases.add(pending)
@@ -153,6 +156,8 @@ class DecisionService:
     def close_one(self, pending: PendingGraph) -> bool:
         """Forget a graph that is decided or dropped; return False if that was done before."""
         self._leases.remove(pending)
+        # `pop` is atomic: one of two threads gets True.
+        # The values are None, so `self` stands for a missing one.
         return self._pending.pop(pending, self) is None
 
     def _drop(self, pending: PendingGraph) -> None:
@@ -177,6 +182,7 @@ class DecisionService:
             return
         if outcome.measurements:
             self.report.count(measured=1)
+        # The result of this process, whatever its group runs: it is for later programs.
         record = Record(pending.graph, outcome.decision, outcome.measurements, outcome.recording_us or None)
         self.cache.record(pending.environment, [record])
 
@@ -224,5 +230,6 @@ class DecisionService:
         if left:
             decision = rules.not_measured(LEFT_TO_ANOTHER, pending.calls)
         self.report.record_deployment(pending.graph, pending.environment, decision, source, pending.rejection)
+        # Fewer calls than the entry has would say less: the next program waits for as many calls as it names.
         if not left and pending.unfinished_as is None and pending.recorded_calls < pending.calls:
             self._unrecorded.append((pending.environment, Record(pending.graph, decision)))

@@ -117,6 +117,7 @@ def _driver() -> str:
     try:
         return _driver_by_nvml()
     except OSError:
+        # Without NVML's library the kernel module still names the version.
         return _driver_by_proc(Path("/proc/driver/nvidia/version").read_text())
 
 

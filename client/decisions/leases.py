@@ -101,6 +101,7 @@ class Leases:
             return LeaseState.OURS
         if pending.state is LeaseState.OTHERS and not self._polls.is_due(self._clock()):
             return LeaseState.OTHERS
+        # No call waits for the request of another thread.
         if pending.state is not LeaseState.OURS and self._asking.acquire(blocking=False):
             try:
                 self._ask(pending)
@@ -114,9 +115,11 @@ class Leases:
         if self._clock() < self._renew_at or not self._asking.acquire(blocking=False):
             return
         try:
+            # A copy: `remove` runs in any thread, without the lock.
             called = [each for each in list(self._pending) if each.was_called]
             for each in called:
                 each.was_called = False
+            # Stays so if no daemon answers: then there is no lease to keep.
             self._renew_at = float("inf")
             for environment, some in _by_environment(called).items():
                 self._lease(environment, some)
@@ -135,10 +138,12 @@ class Leases:
 
     def _ask_about(self, graphs: Sequence[PendingGraph]) -> None:
         for environment, some in _by_environment(graphs).items():
+            # The lease first: an answer stored between the two requests is then found, not measured again.
             granted = self._lease(environment, some)
             if granted is not None:
                 self._look_up(environment, some)
             for each in some:
+                # A lease may be granted beside an answer. `acquire` then returns the answer.
                 is_ours = granted is None or each.graph.digest in granted
                 self._enter(each, LeaseState.OURS if is_ours else LeaseState.OTHERS)
 
@@ -161,6 +166,7 @@ class Leases:
             entry, rejected = entries.get(each.graph.digest), each.rejected
             if entry is None or not entry.decision.final or not self._trusted(entry):
                 continue
+            # The cache may still have the very entry that was rejected here.
             if rejected is None or not entry.rests_on_the_same(rejected):
                 each.answer = entry
 

@@ -53,6 +53,7 @@ def leave(folder: Path, body: bytes) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     if len(os.listdir(folder)) >= MAX_WAITING_FILES:  # noqa: PTH208 - names are all that is needed
         raise SpoolFullError(f"{MAX_WAITING_FILES} files are waiting already")
+    # Names sort by time, so that readers take the newest first and need not open the others.
     path = folder / f"{time.time_ns()}-{os.getpid()}.json"
     temporary = path.with_name(f".{path.name}")
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -108,4 +109,5 @@ def _read_own(path: Path) -> tuple[bytes, float]:
         found = os.fstat(file.fileno())
         if found.st_uid not in (0, os.getuid()):
             raise PermissionError(f"{path} is somebody else's")
+        # One byte more than is allowed, by which `decode` tells a longer file.
         return file.read(MAX_BODY_BYTES + 1), found.st_mtime

@@ -16,6 +16,7 @@ from pygraphd.schema import ownership
 if TYPE_CHECKING:
     from pathlib import Path
 
+# A connection waits only for a daemon that is stopped and whose queue in the kernel is full.
 CONNECT_S = 0.05
 TOTAL_S = 0.25
 MAX_ANSWER_BYTES = 4 * 2**20 + 65536

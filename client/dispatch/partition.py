@@ -114,6 +114,7 @@ class Partition:
 
     def _deploy(self, candidates: Candidates, deployment: Deployment) -> Runnable:
         """Run one candidate from now on, and release the memory of the other one."""
+        # The slot first: no call that begins from now on finds what is released below.
         run = self._run(candidates.runnable(deployment))
         candidates.release_other(deployment)
         return run
@@ -124,6 +125,8 @@ class Partition:
         pending.recorded_calls = (
             -1.0 if cached is None else float("inf") if rules.is_noisy(cached) else cached.calls
         )
+        # A program that ended after so many calls would leave this trial unfinished, too. So it begins after
+        # as many.
         trial = PartitionTrial(
             pending,
             candidates,
@@ -174,6 +177,7 @@ class Partition:
     def close(self) -> None:
         """Release the memory of sizes that have not come back for long, and retract the deployment from the report."""
         decisions, pending = self._context.decisions, self._pending
+        # A trial or validation that is still open has reported no deployment.
         if pending is None or not decisions.close_one(pending):
             decisions.report.retract_deployment(self.graph, self._context.environment)
         if self.candidates is not None:
@@ -194,6 +198,7 @@ class Partition:
         role = self._context.role
         agreed = role.propose(self.graph.digest, decision)
         source = Source.RULE if agreed == decision else Source.GROUP
+        # The group may have agreed on GRAPH, which cannot be had on this rank.
         if agreed.deployment is not Deployment.KERNELS:
             agreed = rules.not_measured(Reason(ReasonCode.RANKS_NOT_OFFERED, agreed.deployment))
         self.report(agreed, source)

@@ -178,6 +178,7 @@ class ShapeDispatcher:
             run = self._set_up(sizes, known) if known or reason is None else None
         finally:
             self._deciding.release()
+        # Outside of the lock: the call may make a recording, and others would fall back for as long.
         return run(inputs) if run is not None else self._fall_back(reason or NOT_OFTEN_ENOUGH, inputs)
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
@@ -268,6 +269,7 @@ class ShapeDispatcher:
         oldest = min(self._decided, key=lambda sizes: self._used.get(sizes, 0))
         if self._used.get(oldest, 0) > self._ticks - IDLE_TICKS:
             return TOO_MANY_TO_DECIDE
+        # First, so that no call of another thread begins on a size that is being closed.
         del self._runs[oldest]
         decided = self._decided.pop(oldest)
         self._used.pop(oldest, None)
@@ -278,6 +280,7 @@ class ShapeDispatcher:
         self._setups += 1
         del self._seen[sizes]
         self._ranks.pop(sizes, None)  # what the cache has may be another decision by the time it comes back
+        # Counts as decided, so that a setup that fails is not repeated at each call.
         failed = DecidedSize(Slot(self._launch), lambda: None)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed
         self._expected_s += self._each_s * decided.is_recorded

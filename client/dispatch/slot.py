@@ -14,6 +14,7 @@ class Slot:
     A call runs `run` without a Python frame of its own: `__call__` is the descriptor of `run`, which the interpreter resolves in C.
     """
 
+    # `Partition` refers to its slot weakly.
     __slots__ = ("__weakref__", "run")
 
     def __init__(self, run: Runnable) -> None:
@@ -25,4 +26,5 @@ class Slot:
             """Run the partition on Inductor's list of inputs."""
 
 
+# After the class, within whose body the descriptor of `run` does not exist yet.
 Slot.__call__ = Slot.__dict__["run"]  # type: ignore[method-assign]

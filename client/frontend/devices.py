@@ -54,6 +54,7 @@ class Devices:
         from pygraphd.client.recording.recordings import MAX_RECORDINGS
         from pygraphd.client.replay.scratch import SharedScratch
 
+        # Some at least, whatever PYGRAPH_SIZES says: under a process group one decision holds for all sizes.
         most = max(self._options.sizes.sizes, MAX_RECORDINGS)
         recheck_s = self._options.recheck_s
         scratch = self._scratch.setdefault((facts.digest, device_index), SharedScratch())
@@ -71,6 +72,7 @@ class Devices:
 
     def recorder(self, device_index: int) -> CudaRecorder | None:
         """Return the recorder of a GPU; None, and a failure in the report, where nothing can be recorded."""
+        # None is remembered as well, so that a failure is counted once.
         if device_index not in self._recorders:
             self._recorders[device_index] = self._recorder(device_index)
         return self._recorders[device_index]
@@ -96,5 +98,6 @@ class Devices:
             return None
         from pygraphd.client.replay.native.ffi import helper
 
+        # The helper is compiled into the cache's folder, to which a read-only process adds nothing.
         reason = helper.prepare(self._folder, may_compile=not self._options.readonly)
         return f"compiled helper: {reason}" if reason else None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pygraphd.client.dispatch.compiled_graph import CompiledGraph
     from pygraphd.client.frontend.runtime import Runtime
 
+# As in `torch_private`, whose import would import torch: `enable` may come before that.
 COMPILE_FX = "torch._inductor.compile_fx"
 _UPLOAD = "pygraphd.client.placement.upload"
 
@@ -75,6 +76,7 @@ class Hook:
     def close(self) -> None:
         """End the runtime: record the remaining results, and write the summary. Never raises."""
         runtime = self.runtime
+        # A forked child that has compiled nothing still holds its parent's runtime, which the parent reports.
         if not self._is_enabled or (runtime is not None and runtime.pid != os.getpid()):
             return
         try:
@@ -211,6 +213,7 @@ class Hook:
                 graph = runtime.compiled_graph(compiled, graph_kwargs)
         outer, self._local.graph = getattr(self._local, "graph", None), graph
         try:
+            # Outside of the guards: an error of Inductor's is for the program.
             original()
         finally:
             self._local.graph = outer

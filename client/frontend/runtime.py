@@ -83,12 +83,14 @@ class Runtime:
             known_facts = {name: value for name, value in asdict(each).items() if value is not None}
             self.report.note_graph(**known_facts, module=module, places=places, launches=count or None)
         self.report.note_graph(graphs[0].digest, launches_between=facts.launches_between)
+        # Followers run what the leader decides, whatever the cache says here.
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
         context = Context(self.decisions, self.options.sizes, self.devices.recordings, environment, role)
         if facts.is_backward:
             pair.backward.returned_sizes = facts.returned_sizes
         made = CompiledGraph(context, facts, graphs, known, pair.backward)
         if not facts.is_backward:
+            # Last: if anything above raises, Inductor runs this forward, and has to run its backward.
             torch_private.note_ours(box)
         return made
 

@@ -103,8 +103,10 @@ def read(environ: Mapping[str, str]) -> Options:
             calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
         ),
         trust=_trust(environ, misread),
+        # Absolute, since the program may change its folder before it ends.
         bundle=Path(environ[BUNDLE]).absolute() if environ.get(BUNDLE) else None,
         log=_level(environ, misread),
+        # Last, since the calls above add to the list.
         misread=tuple(misread),
     )
 
@@ -145,6 +147,7 @@ def _switch(name: str, environ: Mapping[str, str], misread: list[str], *, defaul
     if value not in _ON | _OFF:
         misread.append(f"{name}={environ[name]} is not understood: set it to 1 or 0")
     if default:
+        # A value that is empty or not understood keeps the default.
         return value not in _OFF - {""}
     return value in _ON
 

@@ -49,6 +49,7 @@ ToDevice = Callable[[torch.Tensor, torch.device], torch.Tensor]
 def place_constants(graph: Graph, to_device: ToDevice) -> PassResult:
     """Replace the GPU's uses of constants in a graph by uses of copies that `to_device` makes on the GPU."""
     values = _CompileTimeValues(graph)
+    # All uses are found before one is changed: `_uses` walks the graph.
     changes: list[tuple[Node, Node, torch.Tensor]] = []
     left: list[str] = []
     for user, value in _uses(graph):
@@ -154,6 +155,8 @@ class _CompileTimeValues:
             torch_private.cudagraphs_asked() or user.target is not fx_utils.COPY
         ):
             return NO_CONSTANT
+        # Compiled code for the CPU may round otherwise than the operators do here. Its value and the GPU's
+        # copy would then differ in their last bits.
         computed = node.op == "call_function" and node.target not in _COPIES
         goes_on = any(user.op == "output" or fx_utils.is_on_cpu(user) for user in node.users)
         inexact = isinstance(self._found[node], torch.Tensor) and fx_utils.fake(node).is_floating_point()
@@ -179,11 +182,13 @@ class _CompileTimeValues:
         value: Any = operator.attrgetter(str(node.target))(self._module)
         if type(value) is not torch.Tensor or value.device.type != "cpu" or value.requires_grad:
             return NOT_PLAIN
+        # A literal that the graph writes to has another value at the next call.
         if value.layout is not torch.strided or any(fx_utils.is_mutating(user) for user in node.users):
             return NOT_PLAIN
         return TOO_LARGE if value.nbytes > MAX_CONSTANT_BYTES else value
 
     def _computed(self, node: Node) -> torch.Tensor | str:
+        # Before it is computed, since the bound is for the memory of intermediate values, too.
         self._bytes += fx_utils.fake(node).nbytes
         if self._bytes > MAX_GRAPH_BYTES:
             return TOO_MANY
@@ -191,6 +196,8 @@ class _CompileTimeValues:
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: values[each])
         compute: Any = node.target
         try:
+            # Inductor compiles under a mode of fake tensors. The program may be in inference mode, and train
+            # with the same code later.
             with torch_private.without_modes(), torch.inference_mode(False), torch.no_grad():
                 result = compute(*args, **kwargs)
         except Exception:  # noqa: BLE001 - the graph stays as it is
@@ -219,6 +226,7 @@ def _why_not_computable(node: Node) -> str | None:
 def _change(graph: Graph, changes: list[tuple[Node, Node, torch.Tensor]], to_device: ToDevice) -> None:
     """Change the uses one by one: an exception in between leaves a graph that computes the same."""
     constants: dict[tuple[Node, torch.device], Node] = {}
+    # One iterator for all: asking for each name from 0 on takes seconds with thousands of constants.
     names = _free_names(graph.owning_module)
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for user, value, known in changes:

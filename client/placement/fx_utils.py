@@ -52,6 +52,7 @@ def source_line(node: Node) -> str:
     found = [_file_and_line(line) for line in lines if line.startswith("File ")]
     if not found:
         return ""
+    # Dynamo inlines torch's layers and distributions, whose lines tell the user nothing.
     file, number = next(
         (each for each in reversed(found) if not torch_private.is_own_file(each[0])), found[-1]
     )
@@ -152,6 +153,7 @@ def replace_use(graph: Graph, user: Node, value: Node, source: Node) -> None:
 
 def remove_unused(graph: Graph, unused: Iterable[Node]) -> None:
     """Erase those of the given nodes that have no users, and then their inputs likewise; placeholders stay."""
+    # Not `eliminate_dead_code`, which looks through the whole graph each time.
     waiting = list(unused)
     gone: set[Node] = set()
     while waiting:

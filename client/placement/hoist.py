@@ -121,6 +121,7 @@ def find_groups(graph: Graph, may_be_moved: Callable[[Node], bool]) -> list[Grou
         if not fx_utils.is_on_cpu(node):
             continue
         if not may_be_moved(node) and not _is_lossless_cast(node):
+            # An input that is too large: a group of its own, so that its uses are reported with the reason.
             alone += [Group({node: None})] if node.op == "placeholder" else []
         elif node.op == "placeholder":
             group_of[node] = Group({node: None})
@@ -168,6 +169,7 @@ def from_first_mutation(graph: Graph) -> frozenset[Node]:
 
 def is_backward(graph: Graph) -> bool:
     """Return whether a graph is a backward: it may receive on the GPU a value that its forward saved on the CPU."""
+    # The name that AOTAutograd gives to gradients of outputs.
     return any(node.name.startswith("tangents_") for node in graph.find_nodes(op="placeholder"))
 
 
@@ -201,6 +203,7 @@ def hoist(graph: Graph, group: Group) -> dict[Node, Node]:
 
 def _with_dependencies(values: Iterable[Node]) -> Iterable[Node]:
     """Return the values and all nodes that they depend on, in topological order."""
+    # Not by recursion: a chain of nodes may be longer than Python's stack is deep.
     found: dict[Node, None] = {}
     waiting = list(reversed(list(values)))
     while waiting:
@@ -226,6 +229,7 @@ def pin_to_cpu(graph: Graph, value: Node) -> Node:
 
 def concatenate(graph: Graph, values: Iterable[Node]) -> list[Batch]:
     """Add nodes at the insertion point that concatenate values, one batch for each dtype."""
+    # Dtypes apart: beside a float64, `cat` would make a float64 of an int64.
     by_type: dict[torch.dtype, list[Node]] = {}
     for each in values:
         by_type.setdefault(fx_utils.fake(each).dtype, []).append(each)
@@ -236,6 +240,7 @@ def _concatenate(graph: Graph, values: list[Node]) -> Node:
     flat = []
     for each in values:
         flat.append(graph.call_function(aten.view.default, (each, [math.prod(fx_utils.fake(each).size())])))
+        # A view is enough: values that are not contiguous are not moved.
         flat[-1].meta["val"] = fx_utils.fake(each).view(-1)
     if len(flat) == 1:
         return flat[0]

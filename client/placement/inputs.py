@@ -55,6 +55,7 @@ ONLY_A_FEW = "it is one of a few scalars, which PyTorch sends as fast"
 def place_inputs(graph: Graph) -> PassResult:
     """Replace the GPU's uses of small CPU inputs by uses of tensors that are sent at the beginning of a call."""
     plan = _plan(graph)
+    # Asked before the change, which erases some of these nodes.
     handled = frozenset(plan.reported.union(plan.users))
     send = _copy if plan.are_few_scalars else _send
     for device, groups in plan.groups.items():
@@ -174,6 +175,7 @@ def _why_not(group: Group, late: Collection[Node], *, is_backward: bool) -> str 
         return _why_not_uses(group.uses) or next(filter(None, map(_why_not_value, group.inputs)), None)
     if is_backward:
         return SAVED
+    # Values are computed at the beginning: a use after a write would read the old ones.
     if any(user in late for user, _ in group.uses):
         return CHANGED
     return _why_not_uses(group.uses)
@@ -214,11 +216,13 @@ def _change(graph: Graph, device: torch.device, groups: Sequence[Group], send: S
     """Change the uses one by one: an exception in between leaves a graph that computes the same."""
     first = next(node for node in graph.nodes if node.op != "placeholder")
     taken = dict.fromkeys(value for group in groups for value in group.sent)
+    # Collected first: the copies that `hoist` adds are users as well.
     uses = [use for group in groups for use in group.uses]
     hoisted = [group for group in groups if group.needs_cpu]
     with graph.inserting_before(first):
         computed = {each: by for group in hoisted for each, by in hoist.hoist(graph, group).items()}
         packed = [*taken] if send is _copy else [each for each in taken if each in computed]
+        # Values that the CPU computes need a C++ kernel in any case, which also packs them.
         if send is _copy and not computed:
             batches = [_stage(graph, device, packed)]
         else:
@@ -232,6 +236,7 @@ def _change(graph: Graph, device: torch.device, groups: Sequence[Group], send: S
             there |= _move_casts(group, device, there)
     for user, value in uses:
         fx_utils.replace_use(graph, user, value, there[computed.get(value, value)])
+    # What still uses the originals are returns and writes back to inputs: then the originals can go.
     for value, by in reversed(computed.items()):
         value.replace_all_uses_with(by)
     fx_utils.remove_unused(graph, computed)
@@ -287,5 +292,6 @@ def _copy(graph: Graph, device: torch.device, values: list[Node], name: str) -> 
 
 def _graph_name(graph: Graph) -> str:
     """Return a name for a graph that is the same in every process: a hash of the names of its nodes."""
+    # The name becomes part of generated code, which Inductor's caches hand to other processes.
     names = " ".join(node.name for node in graph.nodes)
     return hashlib.sha256(names.encode()).hexdigest()[:12]

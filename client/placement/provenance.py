@@ -34,8 +34,10 @@ def save_that_passes_ran() -> None:
 
 def save_module(graph: torch.fx.Graph) -> None:
     """Save with the current compilation the path of the innermost module that all of a graph is in, as Dynamo names it."""
+    # AOTAutograd gives the second one to nodes of a backward, and takes it from nodes of the forward.
     names = ("nn_module_stack", "fwd_nn_module_stack")
     stacks = (next(filter(None, map(node.meta.get, names)), None) for node in graph.nodes)
+    # With slashes `commonpath` compares whole names: `layer.1` and `layer.10` have `layer` in common.
     if paths := [[*stack.values()][-1][0].replace(".", "/") for stack in stacks if stack]:
         torch_private.count_in_compilation(_MODULE + os.path.commonpath(paths), 1)
 
@@ -56,6 +58,7 @@ def save(counter: str, result: PassResult) -> None:
     if result.uses:
         torch_private.count_in_compilation(_OURS + counter, result.uses)
     for reason in result.left:
+        # Text goes into the names, since counters hold numbers alone.
         torch_private.count_in_compilation(_LEFT + reason, 1)
 
 

@@ -48,11 +48,13 @@ def keep_saved(graph: torch.fx.Graph) -> None:
     if is_in_subgraph():
         return
     donated: Any = importlib.import_module("torch._inductor.utils").get_donated_idxs()
+    # Also where there are none: without the counter this pass has not run, and any input may be written.
     count_in_compilation(_DONATED + json.dumps(donated or []), 1)
     descriptions = graph.output_node().meta.get("desc") or ()  # of AOTAutograd, one for each output
     saved = [
         index
         for index, each in enumerate(descriptions)
+        # By the beginning of the name: there is a second class, for tensors whose version is not checked.
         if type(each).__name__.startswith("SavedForBackwards")
     ]
     if saved:
@@ -156,6 +158,7 @@ def saves_by_hooks() -> bool:
 
 def no_hooks_see_saved() -> tuple[Callable[[], object], object]:
     """Return a C function and the value that it returns where no saved-tensor hooks are set."""
+    # The argument is `ignore_is_tracing`.
     return functools.partial(torch._C._autograd._top_saved_tensors_default_hooks, True), None
 
 

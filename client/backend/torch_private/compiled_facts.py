@@ -108,6 +108,8 @@ def facts(
     uses_streams = any(space == vouched_operators.STREAMS for space, _, _ in overloads)
     is_split = bool(refusal) and not uses_streams and _is_split_by_us(compiled, operators)
     partitions = _partitions(compiled) if is_split or not refusal else 1
+    # The sources of kernels are most of a large graph's code. To search them for each fact below would cost
+    # each compilation, and each hit of Inductor's caches.
     code = without_kernels(compiled.source_code)
     launches, between = launches_in(code, partitions)
     return CompiledFacts(
@@ -169,6 +171,7 @@ _SYMBOLIC = ': "Sym('
 def _own_refusal(compiled: Any) -> str | None:
     if compiled.disabled_cudagraphs_reason:
         return str(compiled.disabled_cudagraphs_reason)
+    # None for graphs compiled without CUDA graphs, for which `_refusal_from_outside` has the reason.
     info = compiled.cudagraph_info
     if info is None:
         return None
@@ -180,6 +183,7 @@ def _own_refusal(compiled: Any) -> str | None:
 
 
 def _refusal_from_outside(compiled: Any, graph_kwargs: Mapping[str, Any]) -> str | None:
+    # A forward hands this box on to its backward, and Inductor clears it when it refuses the forward.
     if not graph_kwargs["cudagraphs"]:
         return "not asked for, or refused for its forward"
     return "compiled without CUDA Graphs" if compiled.cudagraph_info is None else None
@@ -189,7 +193,9 @@ def _is_split_by_us(compiled: Any, operators: tuple[str, ...]) -> bool:
     if cudagraphs_asked() or not compiled.partition_maps or somebody_wraps_partitions():
         return False
     partitions = getattr(compiled.compiled_fn_runner, "partitions", None) or ()
+    # A recording belongs to one GPU.
     are_all_there = len(partitions) == len(compiled.partition_maps) and len(compiled.device_idxs) <= 1
+    # The request to split is no proof: an operator in a subgraph is called within a partition.
     return are_all_there and is_split_around(compiled.source_code, operators)
 
 

@@ -23,6 +23,7 @@ def group_on_gpus(name: str) -> tuple[int, int, float, str]:
     Raises the errors of c10d.
     """
     group = _c10d()._resolve_process_group(name)
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL this is a wrapper, in which ranks check each other's collectives.
     backend = group._get_backend(torch.device("cuda"))
     lowest = min(torch.distributed.get_process_group_ranks(group))
     return lowest, backend.size(), backend.options._timeout.total_seconds(), type(backend).__name__
@@ -34,6 +35,7 @@ def before_groups_end(action: Callable[[], object]) -> Callable[[], None]:
     `destroy_process_group` itself may have been imported by name already.
     """
     group = torch.distributed.ProcessGroup
+    # `destroy_process_group` goes through these; 2.13, for one, has no `_shutdown_backend`.
     owners = [(group, "shutdown"), (group, "abort"), (_c10d(), "_shutdown_backend")]
     undo = [_before(owner, name, action) for owner, name in owners if hasattr(owner, name)]
 
@@ -57,4 +59,5 @@ def _before(owner: Any, name: str, action: Callable[[], object]) -> Callable[[],
 
 
 def _c10d() -> Any:
+    # Imported on use: a torch may be built without `torch.distributed`.
     return importlib.import_module("torch.distributed.distributed_c10d")

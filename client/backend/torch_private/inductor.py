@@ -54,6 +54,7 @@ def install(
             compile_fx.cudagraphify = cudagraphify
 
     output_code.CompiledFxGraph.post_compile = hooked_post_compile
+    # `post_compile` imports the name when it is called, so that replacing the attribute is enough.
     compile_fx.cudagraphify = hooked_cudagraphify
     _leave_backwards_of_ours_alone(output_code)
     return uninstall
@@ -186,6 +187,7 @@ def compile_with_inductor(
 
 def graph_breaks() -> Iterator[str]:
     """Yield the reason of each graph break since Dynamo was last reset, with the user's file and line."""
+    # Never imported for this: it is asked when a program ends.
     utils: Any = sys.modules.get("torch._dynamo.utils")
     for each in getattr(utils, "graph_break_reasons", ()):
         reason = str(each.reason).strip().partition("\n")[0]
@@ -215,6 +217,7 @@ def counted_in_compilation(compiled: Any) -> Mapping[str, int]:
 
 def is_in_subgraph() -> bool:
     """Return whether the running graph pass was given a subgraph, such as a branch of `torch.cond`."""
+    # Inductor's function calls itself for each subgraph, and a pass is given the graph and nothing else.
     depth, frame = 0, cast("Any", sys._getframe(1))
     while frame is not None:
         depth += frame.f_code.co_name == "_recursive_post_grad_passes"

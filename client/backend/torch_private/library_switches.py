@@ -47,6 +47,7 @@ def switches(names: Sequence[str]) -> tuple[Condition, ...]:
     found: list[Condition] = []
     for function, *arguments in (_GETTERS[name] for name in names):
         read: Any = getattr(torch._C, function, None)
+        # The compiled helper calls a condition without arguments.
         read = functools.partial(read, *arguments) if read is not None and arguments else read
         if (value := _value(read)) is not None:
             found.append((read, value))

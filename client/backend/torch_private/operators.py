@@ -46,6 +46,7 @@ _OPERATOR = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.(\w+))?")
 
 def _is_in_python(namespace: str, name: str, overload: str | None) -> bool:
     """Return whether the implementation that an operator has on GPUs was registered from Python."""
+    # `torch.library` notes here what Python registers. Registrations from C++ do not pass through it.
     known: set[str] = torch.library._impls
     own = f"{namespace}/{name}" if overload in {None, "", "default"} else f"{namespace}/{name}.{overload}"
     return any(f"{own}/{key}" in known for key in _RUN_ON_GPU)
@@ -55,6 +56,7 @@ _RUN_ON_GPU = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
 def _is_unsafe(namespace: str, name: str, overload: str | None) -> bool:
+    # Tags belong to overloads, and these operators have none.
     if namespace == vouched_operators.HIGHER_ORDER:
         return False
     packet = getattr(getattr(torch.ops, namespace), name, None)
@@ -66,6 +68,7 @@ def keep_results(operator: Any) -> None:
     """Keep Inductor from reusing the memory of the tensor or list of tensors that an operator returns, which is still read later."""
     lowering: Any = importlib.import_module("torch._inductor.lowering")
     virtualized: Any = importlib.import_module("torch._inductor.virtualized")
+    # Each `Placement` asks for this, and backend "pygraph" makes one for each compilation.
     if operator in lowering.lowerings:
         return
     fallback = lowering.fallback_handler(operator)

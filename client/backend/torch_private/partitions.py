@@ -52,6 +52,7 @@ def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
     """
     module: Any = importlib.import_module("torch._inductor.custom_graph_pass")
     code = str(module.get_hash_for_files((*passes.FILES, vouched_operators.__file__)))
+    # First: from here on, keys in Inductor's caches tell split graphs from the others.
     before, passes.split_by = passes.split_by, (code, *sorted(vouched))
     undo = [
         _around(importlib.import_module("torch._inductor.graph").GraphLowering, "codegen", _splitting_codegen(vouched)),
@@ -160,6 +161,7 @@ def somebody_wraps_partitions() -> bool:
 def others_capture() -> bool:
     """Return whether the program captures compiled graphs itself: by a wrapper of partitions, or from torch 2.13 on by a policy."""
     config: Any = inductor_config()
+    # PyGraph's own wrapper does not show here: it is pretended only while code is generated.
     is_wrapped = config.graph_partition and somebody_wraps_partitions()
     return bool(is_wrapped) or getattr(config, "cudagraph_policy", None) is not None
 

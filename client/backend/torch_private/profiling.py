@@ -53,6 +53,7 @@ def watch_profiler(*, sees_all: bool) -> None:
 
     def prepared(*arguments: Any, **options: Any) -> Any:
         flags = _profiles.flags
+        # Before the call, in which CUPTI is attached: another thread may be about to record.
         before, flags[_READY] = flags[_READY], True
         _profiles.were_prepared = True
         try:
@@ -62,6 +63,7 @@ def watch_profiler(*, sees_all: bool) -> None:
             raise
 
     def disabled(*arguments: Any, **options: Any) -> Any:
+        # Asked before, since none runs afterwards. Ranges that end in a warm-up must not end the warm-up.
         ends_profile = _type_of_profiler() not in _OF_RANGES
         try:
             return disable(*arguments, **options)
@@ -69,6 +71,7 @@ def watch_profiler(*, sees_all: bool) -> None:
             if ends_profile:
                 _profiles.flags[_READY] = False
 
+    # `torch.autograd.profiler.profile` calls both by these global names of its module.
     setattr(profiler, _PREPARE, prepared)
     setattr(profiler, _DISABLE, disabled)
 

@@ -121,6 +121,7 @@ def missing() -> str | None:
     """Return the names that this torch lacks for the hook, as text; None if it has all."""
     output_code: Any = importlib.import_module("torch._inductor.output_code")
     fields = getattr(output_code.CompiledFxGraph, "__dataclass_fields__", {})
+    # Fields without a default are no attributes of their class, so `_has` would not find them.
     return lacking(REQUIRED, [f"CompiledFxGraph.{field}" for field in REQUIRED_FIELDS if field not in fields])
 
 
@@ -130,6 +131,7 @@ def missing_for_passes() -> str | None:
     graph: Any = importlib.import_module("torch._inductor.graph")
     output_code: Any = importlib.import_module("torch._inductor.output_code")
     more = []
+    # `GraphLowering.__init__` sets it on instances alone, and an instance needs a graph.
     if "never_reuse_buffers" not in graph.GraphLowering.__init__.__code__.co_names:
         more.append("never_reuse_buffers")
     if "counter_deltas" not in output_code.CompiledFxGraph.__dataclass_fields__:
@@ -164,6 +166,7 @@ def lacking(required: Iterable[tuple[str, str]], more: Iterable[str] = ()) -> st
 def _has(module: str, name: str) -> bool:
     try:
         functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    # A torch that was built without `torch.distributed` lacks whole modules.
     except (ImportError, AttributeError):
         return False
     return True

@@ -37,9 +37,12 @@ def allocations_by(allocate: Callable[..., torch.Tensor]) -> Iterator[None]:
     mine = threading.get_ident()
 
     def chosen(*arguments: Any) -> torch.Tensor:
+        # Other threads may run the same modules meanwhile.
         return allocate(original, *arguments) if threading.get_ident() == mine else original(*arguments)
 
+    # Each module that Inductor generates binds the function to a global: replacing torch's changes nothing.
     codecache: Any = importlib.import_module("torch._inductor.codecache")
+    # A copy of the list: another thread may load generated code meanwhile.
     modules = [vars(each) for each in list(codecache.PyCodeCache.modules)]
     names = [each for each in modules if each.get("empty_strided_cuda") is original]
     for each in names:
@@ -125,6 +128,7 @@ def configure_helper(helper: Any) -> str | None:
         plan = helper.plan([(0, 0, dtype_code(torch.int16), 3, (2, 1), (1, 7))])
         (made,) = helper.fill(plan, tensors, [], [None])
         expected = reinterpret(tensors[0], torch.int16, (2, 1), (1, 7), 3)
+        # Neither the offset nor `THPVariable_Wrap` belongs to a stable interface, so a result is looked at.
         same = made.dtype == expected.dtype and all(
             getattr(made, name)() == getattr(expected, name)() for name in ("size", "stride", "data_ptr")
         )
@@ -137,6 +141,7 @@ def _handle_offset() -> int | None:
     tensors = _own_tensors()
     word = ctypes.sizeof(ctypes.c_void_p)
     for offset in range(object.__basicsize__, torch._C.TensorBase.__basicsize__ - word + 1, word):
+        # Several tensors: in one alone, another word might hold the same address by chance.
         words = [ctypes.c_void_p.from_address(id(tensor) + offset).value for tensor in tensors]
         if words == [tensor._cdata for tensor in tensors]:
             return offset

@@ -55,6 +55,7 @@ class Ballot:
         self._key = key
         self._ranks = ranks
         self._deadline = now + limit_s
+        # A rank that writes its reason at the deadline may take one more operation.
         self._end = self._deadline + OPERATION_S + doubt_s
         self._has_voted = False
         self._is_counted = False
@@ -76,6 +77,7 @@ class Ballot:
 
     def _step(self, now: float) -> str | None:
         if not self._has_voted:
+            # Before the operation: one that raises may have been counted, and must not be repeated.
             self._has_voted = True
             votes = self._counters.count(self._votes, 1)
             self._is_counted = True
@@ -93,6 +95,7 @@ class Ballot:
 
     def _late(self) -> str:
         try:
+            # Only for the text: the vote against holds also where the counter cannot be read.
             votes: object = self._counters.count(self._votes, 0)
         except RegisterError:
             votes = "some"

@@ -69,6 +69,7 @@ class Agreement:
         if leader_key not in self._leads:
             leads = self._attempt(graphs, lambda: self.registers.become_leader(leader_key))
             if leads is None:
+                # Not remembered: `_attempt` has decided these graphs, and may reach the store for the next.
                 return _GroupRole(self, environment, leads=False)
             self._leads[leader_key] = leads
         return _GroupRole(self, environment, leads=self._leads[leader_key])
@@ -89,6 +90,7 @@ class Agreement:
             except RegisterError as error:
                 self._failures += 1
                 self._report.count_failure(f"ranks: {error}")
+        # What was agreed on before the failure stays.
         for graph in graphs:
             if graph not in self._known:
                 self._known[graph] = _alone()
@@ -104,6 +106,7 @@ def _marked(verdict: Verdict, environment: str) -> Decision:
     decision = verdict.decision
     if verdict.environment == environment:
         return decision
+    # Ranks with different GPUs share decisions, which may cost speed here: the reason tells.
     detail = f"{decision.reason.detail}; {OTHER_ENVIRONMENT}" if decision.reason.detail else OTHER_ENVIRONMENT
     return dataclasses.replace(decision, reason=because(decision.reason.code, detail))
 
@@ -131,4 +134,5 @@ class _GroupRole(RankRole):
         limit_s, decision = self._agreement.wait_limit_s, self.decision_for(graph, None)
         if decision is not None or waited_s < limit_s:
             return decision
+        # Not taken alone: the leader may be writing at this moment, and the first write holds for all.
         return self.propose(graph, rules.not_measured(Reason(ReasonCode.RANKS_LATE, f"{limit_s:g} s")))

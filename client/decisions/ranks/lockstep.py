@@ -62,6 +62,7 @@ class Lockstep:
         """Return this rank's ballot on the next step."""
         name, limit_s = STEPS[self.steps]
         # Longer than the others may wait for this rank: else its launch could be matched with a replay that still waits.
+        # At the second vote a rank in doubt keeps KERNELS, which match the replays of others.
         doubt_s = 0.0 if self.steps else self.timeout_s + MORE_DOUBT_S
         key = f"{self._attempt}/{name}"
         return Ballot(self._counters, key, self._ranks, self._clock(), limit_s, doubt_s)

@@ -131,6 +131,7 @@ class Groups:
         registers = group.agreement.registers
         lockstep = Lockstep(registers, attempt, group.size, group.timeout_s, longest_poll_s=longest_s)
         if reason := _setting_against(group) or (TOO_LATE if self.late >= MAX_LATE else None):
+            # Told to the others, which would wait for this rank's vote until the limit.
             lockstep.refuse(reason, for_good=True)
             raise NotRelocatableError(reason)
         return lockstep
@@ -143,6 +144,7 @@ class Groups:
         if others:
             raise NotRelocatableError(f"it calls {others[0]}")
         names = {group for _, group in collectives}
+        # With several groups, ranks could not tell that all of them are at the same call.
         agreement = self.agreement() if len(names) == 1 else None
         if agreement is None:
             raise NotRelocatableError(f"{len(names)} process groups, or no group of several ranks")

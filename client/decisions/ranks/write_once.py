@@ -83,6 +83,7 @@ class Registers:
         return bytes(store.get(key)) if store.check([key]) else None
 
     def _write(self, key: str, value: str) -> bytes:
+        # Nothing is expected: the store writes only where there is no value, and returns the one that holds.
         return within(self._limit_s, lambda: bytes(self._connect().compare_set(key, "", value)))
 
 
@@ -115,12 +116,15 @@ def within(limit_s: float, action: Callable[[], _T]) -> _T:
         except Exception as error:  # noqa: BLE001
             errors.append(error)
 
+    # A daemon thread: an operation that never returns must not keep the process from ending.
+    # The prefix of its name tells `workspaces` that it launches nothing.
     thread = threading.Thread(target=run, name="pygraph-registers", daemon=True)
     try:
         thread.start()
     except RuntimeError as error:
         raise RegisterError("no thread could be started") from error
     thread.join(limit_s)
+    # An operation that comes too late is not taken back: the register may hold its value.
     if results:
         return results[0]
     raise RegisterError(type(errors[0]).__name__ if errors else "no answer in time")
