@@ -17,7 +17,17 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.replay.addresses import extent, storage_of
 from pygraphd.client.replay.layout import Memory
-from pygraphd.client.replay.outputs import Empty, Fixed, Flagged, Input, Part, View, Whole
+from pygraphd.client.replay.outputs import (
+    Empty,
+    Fixed,
+    Flagged,
+    Input,
+    Part,
+    Same,
+    View,
+    Whole,
+    first_positions,
+)
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
     SegmentRange,
@@ -103,7 +113,12 @@ class AliasSets:
 
     def outputs(self, inputs: Sequence[Any], groups: InputGroups) -> tuple[Output, ...]:
         """Return how each output of a replay is made."""
-        return tuple(self._output(value, inputs, groups) for value in self._outputs)
+        return tuple(
+            Same(first) if first < index else self._output(value, inputs, groups)
+            for index, (first, value) in enumerate(
+                zip(first_positions(self._outputs), self._outputs, strict=True)
+            )
+        )
 
     def _output(self, value: Any, inputs: Sequence[Any], groups: InputGroups) -> Output:
         if not isinstance(value, torch.Tensor):

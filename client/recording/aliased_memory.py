@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.replay.outputs import first_positions
 from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, blocks, find, merge
 
 if TYPE_CHECKING:
@@ -93,7 +94,11 @@ def without_owner(values: Iterable[Any], spans: Iterable[Span]) -> Sequence[Any]
     PyTorch counts addresses of a capture as allocated while a tensor owns them.
     """
     ranges, storages, replaced = merge(spans), dict[int, torch.UntypedStorage](), list(values)
-    for index, value in enumerate(replaced):
+    # Outputs that are one tensor go on to be one.
+    for index, (first, value) in enumerate(zip(first_positions(replaced), replaced, strict=True)):
+        if first < index:
+            replaced[index] = replaced[first]
+            continue
         if not isinstance(value, torch.Tensor) or not value.numel() or find(ranges, value.data_ptr()) is None:
             continue
         owner = value.untyped_storage()

@@ -20,6 +20,7 @@ import torch
 
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.alias_sets import AliasSets
+from pygraphd.client.replay.outputs import first_positions
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ class OutputReserves:
         if not self._reserves:
             return outputs
         placed = list(outputs)
+        first = first_positions(outputs)
         for reserve, storage in zip(self._reserves, self._storages, strict=True):
             made = outputs[reserve.outputs[0]].untyped_storage()
             if made.nbytes() != reserve.size:
@@ -167,6 +169,9 @@ class OutputReserves:
             if made.data_ptr() != storage.data_ptr():
                 self.copy(*(self._over(each, torch.uint8, (reserve.size,), (1,)) for each in (storage, made)))
                 for index in reserve.outputs:
+                    if first[index] < index:  # outputs that are one tensor go on to be one
+                        placed[index] = placed[first[index]]
+                        continue
                     like = outputs[index]
                     form = tuple(like.size()), tuple(like.stride()), int(like.storage_offset())
                     placed[index] = self._over(storage, like.dtype, *form)

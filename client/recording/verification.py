@@ -35,6 +35,7 @@ from pygraphd.client.recording.stand_ins import (
     may_be_indices,
 )
 from pygraphd.client.replay.addresses import extent
+from pygraphd.client.replay.outputs import first_positions
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ class Verification:
             # KERNELS have to draw the same numbers, also if the replay has failed.
             self._put_generator(self._began)
         self._outside = self._outputs_outside()
+        self._firsts = first_positions(self._outputs)
 
     def _release_but(self, in_full: Collection[int]) -> None:
         """Release the replay's memory and large copies of inputs; keep the values `in_full`, small ones, and digests of the others."""
@@ -217,6 +219,8 @@ class Verification:
             return Disagreement("it writes to where it was recorded")
         if self._wrote_between:
             return Disagreement("it writes beyond its memory")
+        if self._firsts != first_positions(outputs):
+            return Disagreement("outputs that are one tensor are several")
         if self._aliased is not None:
             return None  # they were compared
         again = None

@@ -78,7 +78,17 @@ class Flagged:
     """A tensor without elements that is such a view."""
 
 
-Output = Fixed | Empty | Input | View | Whole | Part | Flagged
+@dataclass(frozen=True, slots=True)
+class Same:
+    """An output that is an earlier output: the same object, as where two gradients are one tensor.
+
+    Autograd takes over a gradient that nobody else refers to, and copies any other. Two objects over one memory would be taken over both.
+    """
+
+    index: int
+
+
+Output = Fixed | Empty | Input | View | Whole | Part | Flagged | Same
 """How one output is made at each call."""
 
 
@@ -87,11 +97,17 @@ class Outputs:
 
     def __init__(self, outputs: Sequence[Output], dtypes: Sequence[torch.dtype], *, as_tuple: bool) -> None:
         """Describe the outputs of calls; `dtypes` are those of the allocations."""
+        outputs = [_constant(outputs, each) or each for each in outputs]
         self.all = tuple(outputs)
         self._as_tuple = as_tuple
         self.blank = [each.value if isinstance(each, Fixed) else None for each in outputs]
         """For each output the object that it is at each call, or None."""
-        pieces = [_piece(index, each, dtypes) for index, each in enumerate(outputs)]
+        pieces: list[Piece | None] = []
+        for index, each in enumerate(outputs):
+            is_made = isinstance(each, Same) and pieces[each.index] is not None
+            pieces.append(
+                Piece(index, each.index, is_output=True) if is_made else _piece(index, each, dtypes)
+            )
         self.pieces = [piece for piece in pieces if piece is not None]
         """The outputs that are memory, inputs, or tensors over these; the helper makes them."""
         self._others = {
@@ -107,8 +123,14 @@ class Outputs:
         """Return the outputs of a call in their order; `fill` is `TensorOps.filling(pieces)`."""
         found = list(fill(memory, inputs, self.blank))
         for index, each in self._others.items():
-            found[index] = _made(each, memory, inputs)
+            found[index] = found[each.index] if isinstance(each, Same) else _made(each, memory, inputs)
         return tuple(found) if self._as_tuple else found
+
+
+def _constant(outputs: Sequence[Output], output: Output) -> Fixed | None:
+    """Return the constant that an output is again; None if it is none. As an output by itself it needs no Python at a call."""
+    first = outputs[output.index] if isinstance(output, Same) else None
+    return first if isinstance(first, Fixed) else None
 
 
 def _piece(index: int, output: Output, dtypes: Sequence[torch.dtype]) -> Piece | None:
@@ -139,3 +161,12 @@ def _made(output: Any, memory: Sequence[Any], inputs: Sequence[Any]) -> torch.Te
     base = memory[output.memory] if isinstance(output, Part) else inputs[output.index]
     # `as_strided` would make a view for autograd, which a program could tell from a fresh tensor.
     return torch_private.reinterpret(base, output.dtype, output.size, output.stride, output.offset)
+
+
+def first_positions(values: Sequence[Any]) -> list[int]:
+    """Return for each value the position of the first one that is the same tensor; its own where it is no tensor."""
+    first: dict[int, int] = {}
+    return [
+        first.setdefault(id(each), index) if isinstance(each, torch.Tensor) else index
+        for index, each in enumerate(values)
+    ]

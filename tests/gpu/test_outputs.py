@@ -324,3 +324,32 @@ def test_an_output_that_is_saved_too_belongs_to_the_user(relocated: Relocated) -
     assert len({each.data_ptr() for each in kept}) == len(kept)
     for step, each in enumerate(kept):
         torch.testing.assert_close(each, torch.full_like(each, step / 5).exp())
+
+
+@pytest.mark.parametrize("ballast", [0, 80 << 20])
+def test_parameters_that_are_added_accumulate_a_gradient_each(relocated: Relocated, ballast: int) -> None:
+    """Their gradient is one tensor in compiled code. With 64 MiB of tensors, captures get addresses without memory."""
+    kept = torch.empty(ballast, dtype=torch.uint8, device="cuda")
+
+    def accumulated(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        base, delta = (torch.randn(64, 64, device="cuda", requires_grad=True) for _ in "ab")
+        seen = []
+        for step in range(CALLS):
+            x = torch.randn(32, 64, device="cuda")
+            call(base, delta, x).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_([base, delta], 0.01)
+            assert base.grad is not None
+            assert delta.grad is not None
+            seen += [base.grad.clone(), delta.grad.clone()]
+            if step % 3 == 2:
+                base.grad = delta.grad = None
+        return seen
+
+    def function(base: torch.Tensor, delta: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, base + delta).tanh()
+
+    found = accumulated(torch.compile(function, mode="reduce-overhead", dynamic=False))
+    torch.testing.assert_close(found, accumulated(function), rtol=1e-3, atol=1e-5)
+    relocated.expect_all_captured()
+    assert kept.numel() == ballast

@@ -34,10 +34,12 @@ class Piece(NamedTuple):
     """The offset from the beginning of the base, in elements of `dtype`; None: the base itself."""
     size: tuple[int, ...] = ()
     stride: tuple[int, ...] = ()
+    is_output: bool = False
+    """Whether it is another output, the same object: `base` is the index of that output, which is a piece, too."""
 
 
-_ITSELF = -2
-"""The code of a dtype that stands for the base itself, as in `helper.c`."""
+_ITSELF, _OUTPUT = -2, -3
+"""The codes of dtypes that stand for the base itself and for another output, as in `helper.c`."""
 
 Launch = Callable[[int, int], Any]
 """Launches an executable on a stream."""
@@ -102,6 +104,15 @@ class Parts(NamedTuple):
     expect: Callable[[int], None] | None
 
 
+def _coded(piece: Piece) -> tuple[Any, ...]:
+    """Return a piece as `helper.c` reads it."""
+    if piece.offset is not None:
+        dtype, offset = torch_private.dtype_code(piece.dtype), piece.offset
+    else:
+        dtype, offset = _OUTPUT if piece.is_output else _ITSELF, 0
+    return piece.target, piece.base, dtype, offset, piece.size, piece.stride
+
+
 class TensorOps:
     """The functions of the compiled helper, a module made of `helper.c`."""
 
@@ -143,15 +154,10 @@ class TensorOps:
         return functools.partial(self._module.fill, self._plan(pieces))
 
     def _plan(self, pieces: Sequence[Piece]) -> Any:
-        coded = [
-            piece._replace(dtype=_ITSELF, offset=0)
-            if piece.offset is None
-            else piece._replace(dtype=torch_private.dtype_code(piece.dtype))
-            for piece in pieces
-        ]
-        # Those of one type over one memory in a row: that is then seen as of this type once.
-        coded.sort(key=lambda piece: (piece.base, piece.dtype))
-        return self._module.plan([tuple(piece) for piece in coded])
+        # Outputs that are other outputs come after these. The others of one type over one memory come in a row: that is then seen
+        # as of this type once.
+        in_order = sorted(map(_coded, pieces), key=lambda coded: (coded[2] == _OUTPUT, coded[1], coded[2]))
+        return self._module.plan(in_order)
 
     def fused(self, parts: Parts) -> Fused:
         """Return a recording that serves calls by itself; raises LookupError as `filling` does."""

@@ -101,9 +101,11 @@ static int are_lists(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted)
 #define PLAN "pygraph.plan"
 #define MAX_DIMENSIONS 64
 #define ITSELF -2
+#define OUTPUT -3
 
 /* One tensor to be made: `from` counts through memories if it is not negative, else it is ~index of an input; `dtype` is -1 if it
- * is of the same type as that, -2 if it is that itself, and `offset` in elements of its own. */
+ * is of the same type as that, -2 if it is that itself, and `offset` in elements of its own. If `dtype` is -3, it is the output at
+ * `from`, the same object; such pieces come last. */
 typedef struct {
     Py_ssize_t target, from;
     int32_t dtype;
@@ -199,7 +201,7 @@ static int see(View *view, void *tensor, const Piece *piece) {
 }
 
 static PyObject *make(const Piece *piece, PyObject *base, View *view) {
-    if (base == NULL || piece->dtype == ITSELF) return Py_XNewRef(base);
+    if (base == NULL || piece->dtype == ITSELF || piece->dtype == OUTPUT) return Py_XNewRef(base);
     void *made, *tensor = tensor_of(base);
     if (tensor == NULL) return NULL;
     int failed = piece->dtype >= 0 && see(view, tensor, piece) != 0;
@@ -214,12 +216,22 @@ static PyObject *make(const Piece *piece, PyObject *base, View *view) {
     return object;
 }
 
+/* Returns the object in a tuple that is being filled; NULL with an exception set if there is none yet. */
+static PyObject *made_before(PyObject *tuple, Py_ssize_t index) {
+    PyObject *object = index >= 0 && index < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, index) : NULL;
+    if (object == NULL) PyErr_SetString(PyExc_IndexError, "a piece is an output that is not made before it");
+    return object;
+}
+
 /* Returns a tuple of the objects that a plan makes over memory and inputs, and of those in `blank` in the other places. */
 static PyObject *outputs(const Plan *plan, PyObject *const *memory, Py_ssize_t size, PyObject *inputs, PyObject *blank) {
     PyObject *result = PyTuple_New(PyList_GET_SIZE(blank));
     View view = {0, 0, NULL};
     for (const Piece *piece = plan->pieces; result != NULL && piece < plan->pieces + plan->count; piece++) {
-        PyObject *base = piece->from < 0 ? item(inputs, ~piece->from) : piece->from < size ? memory[piece->from] : beyond_the_end();
+        PyObject *base = piece->dtype == OUTPUT ? made_before(result, piece->from)
+                         : piece->from < 0      ? item(inputs, ~piece->from)
+                         : piece->from < size   ? memory[piece->from]
+                                                : beyond_the_end();
         PyObject *object = item(blank, piece->target) == NULL ? NULL : make(piece, base, &view);
         if (object == NULL) Py_CLEAR(result);
         else Py_XSETREF(((PyTupleObject *)result)->ob_item[piece->target], object);

@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.capture import Capture
@@ -75,6 +76,75 @@ def test_outputs_where_temporaries_were_have_storages_of_their_own(case: Case) -
     everything = [each.data_ptr() for outputs in kept for each in outputs]
     assert len(set(everything)) == len(everything)
     case.expect(captured=1)
+
+
+class OfASum(torch.autograd.Function):
+    """A function of the sum of two parameters: compiled code returns one tensor as the gradient of both."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, first: torch.Tensor, second: torch.Tensor, run: Any, x: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.run, ctx.x = run, x
+        return first + second
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        first, second = ctx.run([ctx.x])
+        return first, second, None, None
+
+
+def the_same_twice(operations: Operations, inputs: list[Any]) -> Any:
+    result = operations.add(inputs[0], inputs[0])
+    return result, result
+
+
+def the_same_of_a_library_twice(operations: Operations, inputs: list[Any]) -> Any:
+    large = operations.add(inputs[0], inputs[0])
+    used = operations.first(large, 4)
+    operations.done(large)
+    result = operations.until(operations.first(used, 4))  # where a temporary was: copied to its reserve
+    return result, result
+
+
+@pytest.mark.parametrize("body", [the_same_twice, the_same_of_a_library_twice])
+@pytest.mark.parametrize("has_addresses", [False, True])
+def test_parameters_whose_gradient_is_one_tensor_get_one_each(
+    case: Case, body: Any, has_addresses: bool
+) -> None:
+    case.recorder.addresses = 64 * PAGE * has_addresses
+    run = case.made(body, GraphFacts(written=frozenset()))
+    x = case.floats(*[0.25] * 300)
+    few = len(body(case.recorder.launching, [x])[0])
+    first, second = (torch.zeros(few, requires_grad=True) for _ in "ab")
+    expected = 0.0
+
+    for _ in range(6):
+        OfASum.apply(first, second, run, x).sum().backward()
+        expected += float(body(case.recorder.launching, [x])[0][0])
+        assert first.grad is not None
+        assert second.grad is not None
+        assert (first.grad.tolist(), second.grad.tolist()) == ([expected] * few, [expected] * few)
+        torch._foreach_mul_([first.grad, second.grad], 0.5)  # as clipping does
+        expected *= 0.5
+
+    case.expect(captured=1)
+
+
+def test_a_recording_that_returns_two_tensors_for_one_is_refused(case: Case) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        result = operations.add(inputs[0], inputs[0])
+        if operations is case.recorder.launching:
+            return result, result
+        return result, operations.add(inputs[0], inputs[0])
+
+    run = case.make(body)
+    for _ in range(6):
+        first, second = run([case.floats(1, 2)])
+        assert first is second
+
+    case.expect(captured=0)
+    assert run.refusal == "verification: outputs that are one tensor are several"
 
 
 def test_what_lies_apart_is_captured_once(case: Case) -> None:

@@ -8,7 +8,18 @@ import pytest
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.replay.outputs import Empty, Fixed, Input, Outputs, Part, View, Whole
+from pygraphd.client.replay.outputs import (
+    Empty,
+    Fixed,
+    Flagged,
+    Input,
+    Outputs,
+    Part,
+    Same,
+    View,
+    Whole,
+    first_positions,
+)
 
 if TYPE_CHECKING:
     from pygraphd.client.replay.native.ffi import TensorOps
@@ -48,3 +59,40 @@ def test_outputs_without_elements_and_of_dtypes_that_libtorch_has_no_code_for(
     assert kept.tolist() == [1.0, 4.0]
     assert (nothing.size(), nothing.dtype) == ((0, 3), torch.int16)
     assert (whole is memory[1], fixed, same is given[0]) == (True, "text", True)
+
+
+@pytest.mark.parametrize("is_conjugate", [False, True])
+def test_outputs_that_are_one_tensor_are_one_object(loaded_helper: TensorOps, is_conjugate: bool) -> None:
+    memory, given = [torch.arange(4.0), torch.zeros(4, dtype=torch.complex64)], [torch.zeros(2)]
+    part = Part(0, (2,), (1,), 2, torch.float32)
+    of = Part(1, (2,), (1,), 0, torch.complex64)
+    complex_part = Flagged(of, torch.empty(0, dtype=torch.complex64).conj()) if is_conjugate else of
+    constant = Fixed(torch.ones(3))
+    made = [
+        Input(0),
+        Same(0),
+        part,
+        complex_part,
+        Whole(0),
+        Same(2),
+        Same(4),
+        Same(3),
+        constant,
+        Same(8),
+        Same(2),
+    ]
+    outputs = Outputs(made, [each.dtype for each in memory], as_tuple=True)
+
+    found = outputs.gather(loaded_helper.filling(outputs.pieces), memory, given)
+
+    assert outputs.are_plain is not is_conjugate
+    assert first_positions(found) == [0, 0, 2, 3, 4, 2, 4, 3, 8, 8, 2]
+    assert (found[0] is given[0], found[4] is memory[0], found[8] is constant.value) == (True, True, True)
+    assert found[5].tolist() == [2.0, 3.0]
+    assert found[7].is_conj() is is_conjugate
+
+
+def test_numbers_and_none_are_no_tensors_that_could_be_one() -> None:
+    tensor = torch.zeros(1)
+
+    assert first_positions([None, tensor, 1, None, 1, tensor]) == [0, 1, 2, 3, 4, 1]

@@ -100,6 +100,9 @@ def test_what_it_makes_goes_when_nobody_holds_it(compiled: TensorOps) -> None:
         (Piece(5, 0, None, 0, (1,), (1,)), IndexError, "beyond the end"),
         (Piece(0, ~4, None, 0, (1,), (1,)), IndexError, "beyond the end"),
         (Piece(0, ~0, None, 0, (1,), (1,)), TypeError, "not a tensor"),
+        (Piece(0, 0, is_output=True), IndexError, "not made before"),
+        (Piece(0, 7, is_output=True), IndexError, "not made before"),
+        (Piece(0, -1, is_output=True), IndexError, "not made before"),
     ],
 )
 def test_what_cannot_be_made_is_an_error_and_no_crash(
