@@ -6,17 +6,17 @@ Knows nothing of PyGraph: if it takes part, it does so through environment varia
 from __future__ import annotations
 
 import dataclasses
-import functools
-import importlib.metadata
+import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from benchmarks.conditions import Conditions
 from benchmarks.correctness import Verdict, check
+from benchmarks.environment import installed
 from benchmarks.errors import BenchmarkError
 from benchmarks.profiling import profile_step
 from benchmarks.protocol import Answer, Task
@@ -115,33 +115,39 @@ def describe(device: torch.device) -> dict[str, str | None]:
     return {
         "gpu": torch.cuda.get_device_name(device) if on_gpu else None,
         "torch": torch.__version__,
-        "triton": _triton_version(),
+        "triton": installed(["triton"]).get("triton"),
         "cuda": torch.version.cuda,
     }
 
 
-def _triton_version() -> str | None:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def main(arguments: list[str], conditions: Conditions | None = None) -> int:
     """Run the task of the first argument and write its answer to the file of the second."""
-    task, answer_file = Task.from_json(arguments[0]), Path(arguments[1])
+    task, file = Task.from_json(arguments[0]), Path(arguments[1])
+
+    def keep(answer: Answer) -> None:
+        _write(file, answer.to_json())
+
+    return _code_of(lambda: keep(perform(task, conditions or Conditions(), keep)))
+
+
+def write_answer(file: str, measure: Callable[[], Any]) -> int:
+    """Write as JSON what a child process measures, and return its exit code: 1 if `measure` raises BenchmarkError."""
+    return _code_of(lambda: _write(Path(file), json.dumps(measure())))
+
+
+def _code_of(act: Callable[[], None]) -> int:
     try:
-        _write(answer_file, perform(task, conditions or Conditions(), functools.partial(_write, answer_file)))
+        act()
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def _write(file: Path, answer: Answer) -> None:
+def _write(file: Path, text: str) -> None:
     """Write an answer whole: this process may be ended at any time."""
     new = file.with_suffix(".new")
-    new.write_text(answer.to_json())
+    new.write_text(text)
     new.replace(file)
 
 

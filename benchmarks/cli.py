@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import quick, region_table, table
+from benchmarks import region_table, table
 from benchmarks.arguments import names, positive, run_command
-from benchmarks.clients import command as clients_command
-from benchmarks.clients import table as clients_table
-from benchmarks.clients.records import read_clients
-from benchmarks.compare import BAD, BASELINES, Kind, Verdict, compare, variants_to_compare
+from benchmarks.compare import BAD, Verdict, compare, variants_to_compare
 from benchmarks.compare import render as render_comparisons
 from benchmarks.errors import BenchmarkError
 from benchmarks.peak_memory import line as memory_line
@@ -18,10 +15,17 @@ from benchmarks.peak_memory import peak_memory
 from benchmarks.records import read_records
 from benchmarks.regions import DEFAULT_WAYS, Record, measure_regions
 from benchmarks.run import Plan, Run
-from benchmarks.suites import command as suite_command
+from benchmarks.suites.catalogue import select_one
 from benchmarks.trial import CachePolicy, Settings
-from benchmarks.variants import VARIANTS, select_variants, variants_to_run
-from benchmarks.workloads import WORKLOADS, select_workloads
+from benchmarks.variants import VARIANTS, variants_to_run
+from benchmarks.workloads import WORKLOADS, Workload, select_workloads
+
+OF_THE_LAB = {
+    "suite": "measure the models of PyTorch's dashboard, in pieces",
+    "clients": "run the programs in examples/clients, with PyGraph and without",
+    "quick": "hold ten workloads against stored results, in about two minutes",
+}
+"""Commands of `tools.lab` that are served under this name, too, with their help texts."""
 
 _STANDARD_WORKLOADS = "resnet50-inference,resnet50-training,bert-inference,bert-training,three-ops"
 _STANDARD_VARIANTS = (
@@ -42,26 +46,13 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands.add_parser("run", help="measure workloads as variants, each in a fresh process"))
     _add_compare(commands.add_parser("compare", help="hold PyGraph against the better of plain PyTorch's"))
-    _add_table(commands.add_parser("table", help="print result files of `run`, `regions` and `clients`"))
+    _add_table(commands.add_parser("table", help="print result files of `run` and `regions`"))
     _add_regions(
         commands.add_parser("regions", help="time compiled regions in PyTorch's own CUDA graphs and in ours")
     )
-    suite_command.add_options(
-        commands.add_parser("suite", help="measure the models of PyTorch's dashboard, in pieces")
-    )
-    clients_command.add_options(
-        commands.add_parser(
-            "clients", help="run the programs of users in examples/clients, with PyGraph and without"
-        )
-    )
-    quick.add_options(commands.add_parser("quick", help="hold ten workloads against stored results"))
     _add_lookup(commands.add_parser("lookup", help="time lookups in a daemon, by one client and by many"))
-    _add_soak(commands.add_parser("soak", help="hold a daemon to bounds under a long mixed load"))
-    _add_large(commands.add_parser("large", help="time listings and a prune of a large cache"))
-    _add_redis(commands.add_parser("redis", help="lookups and records a second beside Redis"))
-    _add_team(
-        commands.add_parser("team", help="have many daemons share decisions through one PostgreSQL server")
-    )
+    for name, text in OF_THE_LAB.items():
+        commands.add_parser(name, help=text)  # for the list of commands: `__main__` hands them over
     return made
 
 
@@ -81,7 +72,13 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 def add_run_options(command: argparse.ArgumentParser, timeout_s: int = 300) -> None:
     """Add the options that choose workloads, variants, and the measurements of each process."""
     add = command.add_argument
-    add("--workloads", type=names, default=_STANDARD_WORKLOADS, metavar="A,B", help="or `all`")
+    add(
+        "--workloads",
+        type=names,
+        default=_STANDARD_WORKLOADS,
+        metavar="A,B",
+        help="or `all`, or SUITE:MODEL-MODE",
+    )
     add("--variants", type=names, default=_STANDARD_VARIANTS, metavar="P,Q")
     add("--out", type=Path, metavar="FILE", help="the result file (JSON), replaced whole")
     add("--repetitions", type=positive, default=3, help="processes for each pair (default 3)")
@@ -105,16 +102,6 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, nargs="+", help="several are taken together")
     command.add_argument(
         "--variant", choices=sorted(VARIANTS), metavar="P", help="default: each of PyGraph's that has records"
-    )
-    command.add_argument(
-        "--baselines",
-        type=names,
-        default=list(BASELINES),
-        metavar="P,Q",
-        help=f"the variants it is compared with (default {','.join(BASELINES)})",
-    )
-    command.add_argument(
-        "--back-to-back", action="store_true", help="have a loss in back-to-back steps be an error, too"
     )
 
 
@@ -147,7 +134,6 @@ def add_region_options(command: argparse.ArgumentParser) -> None:
 def _add_lookup(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_lookup)
     command.add_argument("--graphs", type=_graphs, default=20, help="graphs in a request (default 20)")
-    command.add_argument("--requests", type=positive, default=2000, help="of one client alone (default 2000)")
     command.add_argument("--entries", type=positive, default=10_000, help="in the cache (default 10000)")
     command.add_argument(
         "--clients", type=positive, metavar="N", help="then also ask by N processes at a time"
@@ -157,40 +143,6 @@ def _add_lookup(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--seconds", type=positive, default=20, help="how long they ask (default 20)")
     command.add_argument("--prune", action="store_true", help="have a fifth of the entries pruned meanwhile")
-    command.add_argument("--out", type=Path, required=True, metavar="FILE")
-
-
-def _add_large(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(command=_large)
-    command.add_argument("--entries", type=positive, default=1_000_000, help="in the cache (default 1000000)")
-    command.add_argument("--out", type=Path, required=True, metavar="FILE")
-
-
-def _add_soak(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(command=_soak)
-    command.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
-    command.add_argument("--clients", type=positive, default=64, help="at any time (default 64)")
-    command.add_argument("--rate", type=positive, default=150, help="requests a second of all (default 150)")
-    command.add_argument("--out", type=Path, required=True, metavar="FILE")
-
-
-def _add_redis(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(command=_redis)
-    command.add_argument("--clients", type=positive, default=8, help="at a time (default 8)")
-    command.add_argument("--seconds", type=positive, default=5, help="of each turn (default 5)")
-    command.add_argument("--rounds", type=positive, default=3, help="turns of each (default 3)")
-    command.add_argument("--out", type=Path, required=True, metavar="FILE")
-
-
-def _add_team(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(command=_team)
-    command.add_argument(
-        "--url",
-        required=True,
-        help="an empty database, as its owner: postgresql+psycopg://ROLE@HOST/DATABASE",
-    )
-    command.add_argument("--daemons", type=positive, default=64, help="daemon processes (default 64)")
-    command.add_argument("--graphs", type=positive, default=200, help="graphs of each (default 200)")
     command.add_argument("--out", type=Path, required=True, metavar="FILE")
 
 
@@ -219,22 +171,38 @@ def plan_of(options: argparse.Namespace, caches: CachePolicy) -> Plan:
     if options.out is None:
         raise BenchmarkError("name the result file with --out FILE")
     return Plan(
-        workloads=select_workloads(options.workloads),
+        workloads=_workloads(options.workloads),
         variants=variants_to_run(options.variants),
         repetitions=options.repetitions,
-        settings=Settings(
-            steps=options.steps,
-            warm_up=options.warm_up,
-            windows=options.windows,
-            window_steps=options.window_steps,
-            device=options.device,
-            caches=caches,
-            timeout_s=options.timeout_s,
-            logs=options.logs and options.logs.absolute(),
-            profile=not options.no_coverage,
-        ),
+        settings=settings_of(options, caches, options.timeout_s, profile=not options.no_coverage),
         out=options.out.absolute(),
         each_step=options.each_step,
+    )
+
+
+def _workloads(asked: list[str]) -> tuple[Workload, ...]:
+    """Return workloads by name, and behind them those of suites, named `SUITE:MODEL-MODE`."""
+    of_suites = [name for name in asked if ":" in name]
+    return (
+        *select_workloads([name for name in asked if name not in of_suites]),
+        *map(select_one, dict.fromkeys(of_suites)),
+    )
+
+
+def settings_of(
+    options: argparse.Namespace, caches: CachePolicy, timeout_s: float, *, profile: bool = True
+) -> Settings:
+    """Return the settings of the processes that options describe."""
+    return Settings(
+        steps=options.steps,
+        warm_up=options.warm_up,
+        windows=options.windows,
+        window_steps=options.window_steps,
+        device=options.device,
+        caches=caches,
+        timeout_s=timeout_s,
+        logs=options.logs and options.logs.absolute(),
+        profile=profile,
     )
 
 
@@ -247,18 +215,16 @@ def _listing() -> str:
 
 def _compare(options: argparse.Namespace) -> int:
     records = [record for file in options.file for record in read_records(file)]
-    baselines = [variant.name for variant in select_variants(options.baselines)]
     verdicts: list[Verdict] = []
     is_memory_kept = True
     for variant in [options.variant] if options.variant else variants_to_compare(records):
-        if not (comparisons := compare(records, variant, baselines)):
+        if not (comparisons := compare(records, variant)):
             break
-        print(render_comparisons(comparisons, variant, baselines))
+        print(render_comparisons(comparisons, variant))
         for memory in peak_memory(records, variant):
             print(memory_line(memory))
             is_memory_kept &= memory.is_kept
-        kinds = list(Kind) if options.back_to_back else [Kind.WAITED_FOR]
-        verdicts += [each.times[kind].verdict for each in comparisons for kind in kinds]
+        verdicts += [each.waited_for.verdict for each in comparisons]
     if not verdicts:
         raise BenchmarkError(
             f"no record of {options.variant or 'PyGraph'} in these files: name another with --variant"
@@ -275,8 +241,6 @@ def _table(options: argparse.Namespace) -> int:
 def _tables_of(file: Path) -> str:
     if (regions := region_table.read_regions(file)) is not None:
         return region_table.render(regions)
-    if (clients := read_clients(file)) is not None:
-        return clients_table.render(clients)
     return table.render(read_records(file))
 
 
@@ -294,48 +258,11 @@ def print_regions(records: list[Record]) -> int:
 
 def _lookup(options: argparse.Namespace) -> int:
     # Imported here: the other commands must work where the product does not.
+    from benchmarks.lookup import Load, measure_lookup
     from benchmarks.lookup import Plan as LookupPlan
-    from benchmarks.lookup import measure_lookup
-    from benchmarks.lookup_load import Load
 
     load = options.clients and Load(options.clients, options.rate, options.seconds, options.graphs)
-    plan = LookupPlan(options.graphs, options.requests, options.entries, load, options.prune)
+    plan = LookupPlan(options.graphs, options.entries, load, options.prune)
     lines, is_kept = measure_lookup(plan, options.out.absolute())
     print("\n".join(lines))
     return 0 if is_kept else 1
-
-
-def _large(options: argparse.Namespace) -> int:
-    from benchmarks.large_commands import measure_commands
-
-    print("\n".join(measure_commands(options.entries, options.out.absolute())))
-    return 0
-
-
-def _soak(options: argparse.Namespace) -> int:
-    from benchmarks.soak import Plan as SoakPlan
-    from benchmarks.soak import measure_soak
-
-    plan = SoakPlan(options.clients, options.rate, options.minutes * 60)
-    lines, is_kept = measure_soak(plan, options.out.absolute())
-    print("\n".join(lines))
-    return 0 if is_kept else 1
-
-
-def _redis(options: argparse.Namespace) -> int:
-    from benchmarks.redis import Plan as RedisPlan
-    from benchmarks.redis import measure_beside_redis
-
-    plan = RedisPlan(options.clients, options.seconds, options.rounds)
-    print("\n".join(measure_beside_redis(plan, options.out.absolute())))
-    return 0
-
-
-def _team(options: argparse.Namespace) -> int:
-    # Imported here, as for `lookup`.
-    from benchmarks.team import Plan as TeamPlan
-    from benchmarks.team import measure_team
-
-    plan = TeamPlan(options.daemons, options.graphs, options.url)
-    print("\n".join(measure_team(plan, options.out.absolute())))
-    return 0

@@ -80,12 +80,10 @@ class Comparison:
         return self.times[Kind.BACK_TO_BACK]
 
 
-def compare(
-    records: Sequence[Record], variant: str, baselines: Sequence[str] = BASELINES
-) -> list[Comparison]:
+def compare(records: Sequence[Record], variant: str) -> list[Comparison]:
     """Compare a variant in each workload that has a record of it; records of several files are taken together."""
     workloads = dict.fromkeys(record.workload for record in records if record.variant == variant)
-    return [_compared(workload, records, variant, baselines) for workload in workloads]
+    return [_compared(workload, records, variant) for workload in workloads]
 
 
 def variants_to_compare(records: Sequence[Record]) -> list[str]:
@@ -101,7 +99,7 @@ def process_medians_ms(records: Sequence[Record], kind: Kind) -> list[float]:
     return [ms for each in records for ms in each.repetition_pipelined_ms]
 
 
-def _compared(workload: str, records: Sequence[Record], variant: str, baselines: Sequence[str]) -> Comparison:
+def _compared(workload: str, records: Sequence[Record], variant: str) -> Comparison:
     by_variant: dict[str, list[Record]] = {}
     for each in records:
         if each.workload == workload:
@@ -109,7 +107,7 @@ def _compared(workload: str, records: Sequence[Record], variant: str, baselines:
     ours = by_variant[variant]
     # A baseline is as good as the processes of it that ran; the variant in question has to run in all.
     has_failed = not all(each.repetition_medians_ms for each in ours)
-    times = {kind: _times(by_variant, kind, variant, baselines, has_failed=has_failed) for kind in Kind}
+    times = {kind: _times(by_variant, kind, variant, has_failed=has_failed) for kind in Kind}
     return Comparison(workload, ours[0].mode, times, _reserved_ratio(by_variant, variant))
 
 
@@ -117,13 +115,12 @@ def _times(
     by_variant: Mapping[str, Sequence[Record]],
     kind: Kind,
     variant: str,
-    baselines: Sequence[str],
     *,
     has_failed: bool,
 ) -> Times:
     medians = {name: process_medians_ms(found, kind) for name, found in by_variant.items()}
     ms = {name: statistics.median(each) for name, each in medians.items() if each}
-    measured = [name for name in baselines if name in ms]
+    measured = [name for name in BASELINES if name in ms]
     if has_failed or not measured or variant not in ms:
         return Times(ms, None, None, Verdict.FAILED if has_failed else Verdict.ALONE)
     best = min(measured, key=ms.__getitem__)
@@ -155,11 +152,11 @@ def _reserved_ratio(by_variant: Mapping[str, Sequence[Record]], variant: str) ->
 # --- for people ----------------------------------------------------------------------------------
 
 
-def render(comparisons: Sequence[Comparison], variant: str, baselines: Sequence[str] = BASELINES) -> str:
+def render(comparisons: Sequence[Comparison], variant: str) -> str:
     """Return a line for each workload, and one for each way of timing that sums them up."""
     columns = ("over the better", "noise", "", "back to back", "noise", "", "reserved")
-    head = ("workload", *baselines, variant, *columns)
-    rows = [head, *(_row(each, (*baselines, variant)) for each in comparisons)]
+    head = ("workload", *BASELINES, variant, *columns)
+    rows = [head, *(_row(each, (*BASELINES, variant)) for each in comparisons)]
     text_columns = {0, len(head) - 5, len(head) - 2}
     return "\n".join([*aligned(rows, text_columns), *(_summary(comparisons, kind) for kind in Kind)])
 

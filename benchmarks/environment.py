@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.processes import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TORCH_FIELDS = ("gpu", "torch", "triton", "cuda")
 """Fields that only a process with torch knows; null if no process answered."""
@@ -33,6 +39,15 @@ def commit(folder: Path) -> str:
         return "unknown"
     changed = _output(["git", "-C", str(folder), "status", "--porcelain"])
     return f"{revision}-dirty" if changed else revision
+
+
+def installed(distributions: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those distributions that are installed here."""
+    found = {}
+    for name in distributions:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def gpu_name() -> str | None:

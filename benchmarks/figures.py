@@ -1,10 +1,10 @@
-"""Samples to figures: the median, how far samples lie from it, and how many there were."""
+"""Samples to figures: the median, how far samples lie from it, and how many there were; and figures that are held to a bound."""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +17,27 @@ class Figure:
     median: float
     mad: float
     n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One figure, and the largest value that it may have."""
+
+    name: str
+    value: float
+    most: float
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the figure is within the bound."""
+        return self.value <= self.most
+
+    def __str__(self) -> str:
+        return f"{'kept' if self.is_kept else 'BROKEN':7} {self.name}: {self.value:g} of {self.most:g}"
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the bound as result files have it."""
+        return {**asdict(self), "is_kept": self.is_kept}
 
 
 def summarize(samples: Sequence[float]) -> Figure | None:

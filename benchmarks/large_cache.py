@@ -48,11 +48,11 @@ def digest(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()
 
 
-def made_home(folder: Path, entries: int, old: int) -> Locations:
-    """Make the home of a daemon that deletes nothing by itself, with a database as `fill` does; say so on standard error."""
+def made_home(folder: Path, entries: int, old: int, config: str = _NO_EVICTION) -> Locations:
+    """Make the home of a daemon, with a database as `fill` does; say so on standard error. By default it deletes nothing by itself."""
     home = folder / "home"
     home.mkdir(mode=0o700)
-    (home / "config.toml").write_text(_NO_EVICTION)
+    (home / "config.toml").write_text(config)
     locations = locate({"PYGRAPHD_HOME": str(home)})
     # In a process of its own: the largest memory of this one is counted for each that it starts.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import multiprocessing
+import random
 import subprocess
 import sys
 import tempfile
@@ -15,17 +17,16 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.daemon import Daemon
 from benchmarks.environment import describe_host
 from benchmarks.errors import BenchmarkError
-from benchmarks.figures import percentile
+from benchmarks.figures import Bound, percentile
 from benchmarks.large_cache import KNOWN, OLD, OLD_SHARE, digest, made_home
-from benchmarks.lookup_load import Load, run_load
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.soak import Bound
 from benchmarks.watching import CoresWatch, Watched
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.messages import LOOKUP_PATH, LookupAnswer, LookupRequest, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from multiprocessing.connection import Connection
 
     from pygraphd.schema.locations import Locations
 
@@ -35,6 +36,32 @@ _BOUND_GRAPHS = 20
 _BOUND_P99_MS = 10
 _LEAST_SENT = 0.95
 """Share of the requests asked for below which clients were too slow to send them."""
+_MISSING_EVERY = 10
+_BODIES = 64
+_BEGIN_S = 2.0
+_END_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much is asked: `clients` processes, `rate` requests a second of all together, for `seconds`, of `graphs` graphs each.
+
+    One in ten requests asks for one graph that is not known.
+    """
+
+    clients: int
+    rate: int
+    seconds: float
+    graphs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The time of each answered request in microseconds, the reasons of the others, and the time until the last, in seconds."""
+
+    times_us: list[float]
+    unanswered: list[str]
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +72,10 @@ class Plan:
     """
 
     graphs: int
-    requests: int
     entries: int
     load: Load | None
     prune: bool
+    requests: int = 2000
 
 
 def measure_lookup(plan: Plan, out: Path) -> tuple[list[str], bool]:
@@ -62,15 +89,15 @@ def measure_lookup(plan: Plan, out: Path) -> tuple[list[str], bool]:
             if plan.load is not None:
                 records.append(_loaded(plan, plan.load, locations, plan.entries - old))
     bounds = bounds_of(records)
-    kept = [{**dataclasses.asdict(each), "is_kept": each.is_kept} for each in bounds]
-    environment = describe_host()
-    write_json(out, {"schema": SCHEMA, "environment": environment, "records": records, "bounds": kept})
+    content = {
+        "environment": describe_host(),
+        "records": records,
+        "bounds": [each.as_record() for each in bounds],
+    }
+    write_json(out, {"schema": SCHEMA, **content})
     lines = [f"{name:15} {value}" for record in records for name, value in record.items()]
-    told = [
-        f"{'kept' if each.is_kept else 'BROKEN':7} {each.name}: {each.value:g} of {each.most:g}"
-        for each in bounds
-    ]
-    return lines + told + shortcomings(plan, records), all(each.is_kept for each in bounds)
+    told = [*map(str, bounds), *shortcomings(plan, records)]
+    return lines + told, all(each.is_kept for each in bounds)
 
 
 def bounds_of(records: Sequence[Mapping[str, Any]]) -> list[Bound]:
@@ -175,3 +202,58 @@ def _ask(transport: Transport, target: str, body: bytes) -> bytes:
         return transport.request("POST", target, body)
     except TransportError as error:
         raise BenchmarkError(f"{target}: {error}") from error
+
+
+# --- many clients at a given rate, each a process with a program's deadlines ------------------------
+
+
+def run_load(socket: Path, load: Load, known: int) -> Outcome:
+    """Ask for the entries 0 to `known` at random; return what all clients saw."""
+    context = multiprocessing.get_context("fork")
+    begin = time.monotonic() + _BEGIN_S
+    ends, processes = [], []
+    for client in range(load.clients):
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_client, args=(socket, load, known, client, begin, theirs))
+        process.start()
+        theirs.close()
+        ends.append(ours)
+        processes.append(process)
+    times: list[float] = []
+    unanswered: list[str] = []
+    for end, process in zip(ends, processes, strict=True):
+        if end.poll(_BEGIN_S + load.seconds + _END_S):
+            some, reasons = end.recv()
+            times += some
+            unanswered += reasons
+        else:
+            unanswered.append("a client did not end")
+            process.kill()
+        process.join()
+    return Outcome(times, unanswered, time.monotonic() - begin)
+
+
+def _client(socket: Path, load: Load, known: int, number: int, begin: float, result: Connection) -> None:
+    numbers = random.Random(number)
+    bodies = [_body(numbers, load.graphs, known, is_missing=n % _MISSING_EVERY == 0) for n in range(_BODIES)]
+    transport, interval = Transport(socket), load.clients / load.rate
+    times: list[float] = []
+    unanswered: list[str] = []
+    for turn in range(int(load.seconds / interval)):
+        due = begin + (turn + number / load.clients) * interval
+        time.sleep(max(due - time.monotonic(), 0.0))
+        started = time.perf_counter()
+        try:
+            transport.request("POST", LOOKUP_PATH, bodies[turn % _BODIES])
+        except TransportError as error:
+            unanswered.append(str(error))
+        else:
+            times.append((time.perf_counter() - started) * 1e6)
+    result.send((times, unanswered))
+
+
+def _body(numbers: random.Random, graphs: int, known: int, *, is_missing: bool) -> bytes:
+    asked = [digest(numbers.randrange(known)) for _ in range(graphs)]
+    if is_missing:
+        asked[-1] = digest(-1)
+    return encode(LookupRequest(KNOWN.digest(), tuple(asked)))

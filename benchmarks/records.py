@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from benchmarks.workloads import Workload
 
 SCHEMA = 2
-_READABLE = (1, SCHEMA)
 _FIGURES = ("step_ms", "host_ms", "pipelined_ms")
 _COUNTED = ("captured", "fallbacks", "failures")
 
@@ -212,8 +211,8 @@ def read_result(file: Path) -> dict[str, Any]:
     """Return the content of a result file of `run` or `regions`; raises BenchmarkError if it is none."""
     try:
         content: dict[str, Any] = json.loads(file.read_text())
-        if content["schema"] not in _READABLE:
-            raise BenchmarkError(f"{file}: schema {content['schema']!r}, this program reads {_READABLE}")
+        if content["schema"] != SCHEMA:
+            raise BenchmarkError(f"{file}: schema {content['schema']!r}, this program reads {SCHEMA}")
         _ = content["environment"].keys(), [each.keys() for each in content["records"]]
     except OSError as error:
         raise BenchmarkError(f"cannot read {file}: {error.strerror}") from error
@@ -224,16 +223,9 @@ def read_result(file: Path) -> dict[str, Any]:
 
 def records_of(content: Mapping[str, Any]) -> list[Record]:
     """Return the records of a result's content; raises TypeError or KeyError if it is none of `run`."""
-    # Schema 1 calls a variant a peer, and keeps fields that came later in a list of their own.
-    details = content.get("details") or [{}] * len(content["records"])
-    return [
-        _record({**more, **values, "variant": values.get("variant") or values["peer"]})
-        for values, more in zip(content["records"], details, strict=True)
-    ]
+    return [_record(values) for values in content["records"]]
 
 
 def _record(values: Mapping[str, Any]) -> Record:
     known = {each.name: values[each.name] for each in dataclasses.fields(Record) if each.name in values}
-    figures = {name: Figure(**known[name]) for name in _FIGURES if known.get(name)}
-    medians = known.get("repetition_pipelined_ms") or []
-    return Record(**{**known, **figures, "repetition_pipelined_ms": medians})
+    return Record(**known | {name: Figure(**known[name]) for name in _FIGURES if known.get(name)})

@@ -6,17 +6,15 @@ Each region is wrapped where Inductor has it captured. So Dynamo, autograd and t
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.child import describe, find_device, reserved_mb, wake
+from benchmarks.child import describe, find_device, reserved_mb, wake, write_answer
 from benchmarks.conditions import Conditions
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import summarize
@@ -274,13 +272,7 @@ def have_helper() -> None:
 def main(arguments: list[str], conditions: Conditions | None = None) -> int:
     """Measure the workload of the first argument in the way of the second, and write the answer to the file of the third."""
     workload, way, answer_file = arguments
-    try:
-        answer = measure(workload, way, conditions or Conditions())
-    except BenchmarkError as error:
-        print(error, file=sys.stderr)
-        return 1
-    Path(answer_file).write_text(json.dumps(answer))
-    return 0
+    return write_answer(answer_file, lambda: measure(workload, way, conditions or Conditions()))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a running daemon takes of the machine: memory, descriptors, processor time, and bytes on disk."""
+"""What a running daemon takes of the machine: memory, descriptors and processor time."""
 
 from __future__ import annotations
 
@@ -112,15 +112,3 @@ class CoresWatch:
         machine_s = (user + nice + system + sum(interrupts)) / _TICKS
         clients_s = children.ru_utime + children.ru_stime
         return self._daemon.cpu_s, clients_s, machine_s, self._daemon.main_awaited_s
-
-
-def bytes_of(*files: Path) -> int:
-    """Return the length of some files together; one that is not there has none."""
-    return sum(_length(file) for file in files)
-
-
-def _length(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,18 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FOLDER_VARIABLE = "BENCHMARK_TORCHBENCH"
-"""For a child: the checkout of TorchBench."""
-_NOWHERE = "http://127.0.0.1:9"
-OFFLINE: Mapping[str, str] = MappingProxyType(
-    {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "HF_DATASETS_OFFLINE": "1",
-        # Any other download fails at once, rather than after a time.
-        **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), _NOWHERE),
-    }
-)
-"""Variables of a process that is to download nothing."""
+"""The variable that names a checkout of TorchBench."""
 TORCHBENCH = "torchbench"
 _SOURCES = {
     "huggingface": "benchmarks.suites.huggingface:build",
@@ -68,12 +58,29 @@ def select(
     batches = {name: batch for name, batch in batches.items() if name not in unbuildable}
     if unknown := [name for name in names if name not in batches and name not in left_out]:
         raise UnknownNameError("model", unknown, sorted(batches))
-    quick_first = sorted(batches, key=_place)
-    chosen = [name for name in names if name in batches] or quick_first
+    chosen = [name for name in names if name in batches] if names else sorted(batches, key=_place)
     return Selection(
         tuple(_workload(suite, mode, name, batches[name]) for name in chosen),
         {name: reason for name, reason in left_out.items() if not names or name in names},
     )
+
+
+def select_one(name: str) -> Workload:
+    """Return the workload that `SUITE:MODEL-MODE` names; the checkout of TorchBench is that of `FOLDER_VARIABLE`.
+
+    Raises BenchmarkError if the dashboard leaves the model out, and as `select` does.
+    """
+    suite, _, rest = name.partition(":")
+    model, _, mode = rest.rpartition("-")
+    if suite not in SUITES:
+        raise UnknownNameError("suite", [suite], list(SUITES))
+    if mode not in tuple(Mode):
+        raise BenchmarkError(f"{name}: write it as {suite}:MODEL-inference or {suite}:MODEL-training")
+    folder = os.environ.get(FOLDER_VARIABLE)
+    found = select(suite, Mode(mode), [model], Path(folder) if folder else None)
+    if not found.workloads:
+        raise BenchmarkError(f"{name}: {found.left_out[model]}")
+    return found.workloads[0]
 
 
 def _place(name: str) -> int:
@@ -128,7 +135,7 @@ def _models(suite: str, mode: Mode, torchbench: Path | None) -> tuple[dict[str, 
 def _torchbench(folder: Path | None, mode: Mode) -> tuple[dict[str, int], dict[str, str]]:
     if folder is None or not (folder / _MODELS).is_dir():
         raise BenchmarkError(
-            "torchbench needs a checkout of https://github.com/pytorch/benchmark: name its folder with --torchbench DIR"
+            f"torchbench needs a checkout of https://github.com/pytorch/benchmark: name its folder with --torchbench DIR, or in {FOLDER_VARIABLE}"
         )
     batches: dict[str, int] = {}
     left_out: dict[str, str] = {}

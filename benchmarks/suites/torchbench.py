@@ -5,6 +5,7 @@ Inputs are a model's own example: its floating numbers are drawn anew near it in
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -16,7 +17,6 @@ import torch
 from benchmarks.errors import BenchmarkError
 from benchmarks.suites.cases import suite_case
 from benchmarks.suites.catalogue import FOLDER_VARIABLE
-from benchmarks.suites.offline import random_weights
 from benchmarks.suites.structures import redrawn, scalar_loss, tensors_of, with_tensors
 from benchmarks.suites.tables import (
     TORCHBENCH_AMP,
@@ -27,6 +27,8 @@ from benchmarks.suites.tables import (
 from benchmarks.workloads import Mode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from benchmarks.workloads.case import Case, Inputs, Model
 
 
@@ -80,3 +82,30 @@ def _load(device: torch.device, batch: int | None, model: str, mode: Mode) -> tu
     if model == "yolov3":  # its own example is of another kind than its module takes
         example = (torch.rand(built.batch_size, 3, 384, 512, device=device),)
     return module, example
+
+
+class _NoWeights(dict[str, Any]):
+    """Stands for trained weights that are not there; loading it leaves a module's random ones."""
+
+
+@contextlib.contextmanager
+def random_weights() -> Iterator[None]:
+    """Have torch.hub and torchvision give no trained weights, and modules keep their random ones, until the block ends."""
+    load = torch.nn.Module.load_state_dict
+
+    def loaded(module: torch.nn.Module, weights: Any, *arguments: Any, **options: Any) -> Any:
+        return None if isinstance(weights, _NoWeights) else load(module, weights, *arguments, **options)
+
+    places = [(torch.hub, "load_state_dict_from_url", _nothing), (torch.nn.Module, "load_state_dict", loaded)]
+    with contextlib.suppress(ImportError):
+        models = importlib.import_module("torchvision.models")
+        places.append((models.WeightsEnum, "get_state_dict", _nothing))
+    with contextlib.ExitStack() as stack:
+        for owner, name, replacement in places:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, replacement)
+        yield
+
+
+def _nothing(*_arguments: Any, **_options: Any) -> _NoWeights:
+    return _NoWeights()

@@ -108,21 +108,6 @@ def test_back_to_back_every_process_counts_the_same_whichever_file_it_is_in() ->
     assert found.back_to_back.ratio == 1.0  # of the two files' medians it would be 1.25
 
 
-@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--back-to-back",), 1)])
-def test_who_loses_back_to_back_counts_if_it_is_asked_for(
-    tmp_path: Path, flags: tuple[str, ...], code: int
-) -> None:
-    file = tmp_path / "result.json"
-    ours = record("pygraph-cold", 1.0, 1.0, windows=[1.5, 1.5])
-    write_result(file, {}, {}, [ours, record("default", 2.0, 2.0, windows=[1.0, 1.0])])
-
-    done = benchmarks("compare", str(file), *flags)
-
-    assert done.returncode == code
-    last = done.stdout.splitlines()[-1]
-    assert last == "back to back, 1 workloads: 1 SLOWER; geometric mean 1.500, at most 1.500"
-
-
 def test_processes_of_several_files_are_taken_together() -> None:
     found = compared(
         *(record("pygraph-cold", 1.2, windows=[2.0]), record("default", 1.0, windows=[1.0])),
@@ -208,21 +193,6 @@ def test_all_variants_of_ours_are_compared_unless_one_is_named(tmp_path: Path) -
 
     heads = [line.split()[3] for line in done.stdout.splitlines() if line.startswith("workload ")]
     assert heads == ["pygraph-cold", "pygraph-warm"]
-
-
-def test_a_warm_process_may_be_held_against_a_cold_one() -> None:
-    records = [
-        record("pygraph-warm", 1.3, 1.3), record("pygraph-cold", 1.0, 1.1), record("default", 2.0, 2.0),
-    ]  # fmt: skip
-    (found,) = compare(records, "pygraph-warm", ["pygraph-cold"])
-
-    assert found.waited_for.ratio == pytest.approx(1.3 / 1.05)
-    assert found.waited_for.verdict is Verdict.SLOWER
-    assert render([found], "pygraph-warm", ["pygraph-cold"]).split()[:3] == [
-        "workload",
-        "pygraph-cold",
-        "pygraph-warm",
-    ]
 
 
 @pytest.mark.parametrize(

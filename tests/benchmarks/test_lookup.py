@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks import lookup
 from benchmarks.cli import main
-from benchmarks.lookup import Plan, bounds_of, measure_lookup, shortcomings
-from benchmarks.lookup_load import Load
+from benchmarks.lookup import Load, Plan, bounds_of, measure_lookup, shortcomings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -158,28 +158,7 @@ def test_the_parts_of_the_overhead_are_medians_in_seconds() -> None:
     assert warm.compiled_together
 
 
-def test_a_file_of_the_first_schema_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "result.json"
-    later = {"lookup_s": 1.0, "compiled_together": True, "repetition_pipelined_ms": None}
-    write_result(file, {"gpu": None}, {}, [record(answered(0, [1.0])), record(answered(0, [2.0]))])
-    content = json.loads(file.read_text())
-    for values in content["records"]:
-        values["peer"] = values.pop("variant")
-        for name in later:
-            del values[name]
-    content |= {"schema": 1, "details": [{**later, "lookup_s": 9.0, "unknown": 1}, later]}
-    file.write_text(json.dumps(content))
-
-    records = read_records(file)
-
-    assert [(each.variant, each.lookup_s, each.compiled_together) for each in records] == [
-        ("default", 9.0, True), ("default", 1.0, True),
-    ]  # fmt: skip
-    assert [each.repetition_pipelined_ms for each in records] == [[], []]
-    assert [each.repetition_medians_ms for each in records] == [[1.0], [2.0]]
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 3}', '{"schema": 1, "records": [{}]}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 3}', '{"schema": 2, "records": [{}]}'])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(text)

@@ -1,4 +1,4 @@
-"""The suites' models as workloads, and the dashboard's comparison and sums."""
+"""The suites' models as workloads, and the dashboard's comparison."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import torch
 
 from benchmarks import cli
 from benchmarks.errors import BenchmarkError, UnknownNameError
-from benchmarks.figures import Figure
-from benchmarks.records import Record
 from benchmarks.step import Step, step_of
-from benchmarks.suites import catalogue, command, huggingface, summary, tables, timm_models, torchbench
+from benchmarks.suites import catalogue, huggingface, tables, timm_models, torchbench
 from benchmarks.suites.accuracy import Accuracy
-from benchmarks.suites.results import Results
 from benchmarks.suites.structures import redrawn, scalar_loss, tensors_of, with_tensors
-from benchmarks.suites.targets import lines
+from benchmarks.trial import CachePolicy
 from benchmarks.variants import Compile
 from benchmarks.workloads import Mode
 from tests.support.tiny_suite import build
@@ -189,6 +186,38 @@ def test_a_model_of_a_checkout_keeps_random_weights(checkout: Path, monkeypatch:
     assert Step(case, CPU, Compile.EAGER)(first).shape == (4, 3)
 
 
+def test_run_takes_models_of_suites_by_name(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(catalogue.FOLDER_VARIABLE, str(checkout))
+    asked = "torchbench:simple-inference,three-ops,huggingface:DistillGPT2-training"
+
+    plan = cli.plan_of(
+        cli.parser().parse_args(["run", "--workloads", asked, "--out", "a"]), CachePolicy.FRESH
+    )
+
+    names = [each.name for each in plan.workloads]
+    assert names == ["three-ops", "simple-inference", "DistillGPT2-training"]
+    assert [each.batch for each in plan.workloads[1:]] == [4, 16]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("none:a-inference", "choose among: huggingface, timm, torchbench"),
+        ("timm:no_such-inference", "repvgg_a2"),
+        ("timm:repvgg_a2", "write it as timm:MODEL-inference"),
+        ("huggingface:M2M100ForConditionalGeneration-training", "the dashboard does not train it"),
+        ("torchbench:dcgan-inference", "or in BENCHMARK_TORCHBENCH"),
+    ],
+)
+def test_a_name_that_is_none_of_a_suite_is_refused(
+    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(catalogue.FOLDER_VARIABLE, raising=False)
+
+    with pytest.raises(BenchmarkError, match=said):
+        catalogue.select_one(name)
+
+
 def test_what_cannot_be_selected_is_said(checkout: Path) -> None:
     with pytest.raises(BenchmarkError, match="--torchbench"):
         catalogue.select("torchbench", Mode.INFERENCE, [], None)
@@ -196,29 +225,6 @@ def test_what_cannot_be_selected_is_said(checkout: Path) -> None:
         catalogue.select("torchbench", Mode.INFERENCE, ["typo"], checkout)
     with pytest.raises(BenchmarkError, match="no training of timm"):
         catalogue.paper("timm", Mode.TRAINING, None)
-
-
-def test_models_that_cannot_be_built_are_left_out_with_their_reason(tmp_path: Path, checkout: Path) -> None:
-    file = tmp_path / "left-out.json"
-    file.write_text('{"simple": "no data", "gone-training": "no such package", "other-inference": "no data"}')
-    options = ["suite", "torchbench", "--torchbench", str(checkout), "--left-out", str(file)]
-    options += ["--training", "--device", "cpu", "--out", str(tmp_path)]
-
-    run = command.suite_run(cli.parser().parse_args(options))
-
-    assert "simple" not in [each.model for each in run.plan.workloads]
-    left_out = run.settings()["left_out"]
-    assert (left_out["simple"], left_out["gone"]) == ("no data", "no such package")
-    assert "other" not in left_out
-
-
-def test_a_model_counts_once_in_a_mean() -> None:
-    figure = Figure(1.0, 0.0, 3)
-    names = ("alexnet-inference", "alexnet-inference-b2")
-    both = [Record(name, "inference", 8, "eager", step_ms=figure) for name in names]
-
-    assert list(Results.of_suite(both).models) == ["alexnet-inference"]
-    assert list(Results.of_suite(both[1:]).models) == ["alexnet-inference-b2"]
 
 
 def test_the_published_table_has_its_own_batches(checkout: Path) -> None:
@@ -253,87 +259,3 @@ def test_a_model_of_a_library_is_right_in_eager_mode(
 
     assert any(not torch.equal(first[name], second[name]) for name in first)
     assert case.check(case, step, CPU, lambda: first).correct
-
-
-# --- sums ------------------------------------------------------------------------------------------
-
-
-def record(workload: str, variant: str, ms: float | None, **more: Any) -> Record:
-    figure = ms and Figure(ms, 0.0, 5)
-    return Record(
-        workload, "inference", 1, variant, step_ms=figure or None, pipelined_ms=figure or None, **more
-    )
-
-
-RECORDS = [
-    *(record("one", variant, ms) for variant, ms in (("eager", 8.0), ("default", 4.0), ("pygraph-default", 2.0))),
-    *(record("two", variant, ms) for variant, ms in (("eager", 8.0), ("default", 4.0), ("pygraph-default", 5.0))),
-    record("two", "default-again", 4.2),
-    record("bad", "eager", 8.0),
-    record("bad", "default", 1.0, correct=False, note="off by 1"),
-    record("bad", "pygraph-default", 0.1, note="graphs 1; not compared: eager's results depend on chance"),
-    record("dlrm-inference", "eager", None, note="KeyError: 'x'"),
-]  # fmt: skip
-
-
-def test_means_are_over_the_models_that_all_pass() -> None:
-    settings = {"suite": "tiny", "mode": "inference", "left_out": {"other": "too large"}}
-    content = {"settings": settings, "records": [dataclasses.asdict(each) for each in RECORDS]}
-
-    shown = summary.render(content)
-    rows = {line.split()[0]: line.split()[1:5] for line in shown.splitlines()[1:5]}
-
-    assert "3 models run in eager mode, 2 pass in all of" in shown
-    assert rows["default"] == ["2/3", "2", "2.000", "2.000"]
-    assert rows["pygraph-default"][:3] == ["3/3", "2", f"{math.sqrt(4 * 1.6):.3f}"]
-    told = {line.split("  ")[0]: line.split()[-4:] for line in shown.splitlines()}
-    assert told["default over pygraph-default, waited for"] == ["1.265", "2", "NO", "two"]
-    assert "largest 4.8% (two)" in shown
-    assert "left out: other: too large" in shown
-    assert "not compared: bad pygraph-default: eager's results depend on chance" in shown
-    assert "WRONG: bad default: off by 1" in shown
-    assert (
-        "does not run in eager mode: dlrm-inference: KeyError: 'x' (`run` has dlrm-inference instead" in shown
-    )
-
-
-def line_of(records: list[Record], what: str, mode: Mode = Mode.INFERENCE) -> Any:
-    (found,) = [
-        each for each in lines(Results.of(records), mode) if each.what.replace("`", "").startswith(what)
-    ]
-    return found
-
-
-def both(model: str, trees: float | None, ours: float, again: float = 4.0, **more: Any) -> list[Record]:
-    return [
-        *(record(model, variant, ms, reserved_mb=100.0) for variant, ms in (("eager", 8.0), ("default", 4.0), ("default-again", again))),
-        record(model, "reduce-overhead", trees, reserved_mb=100.0),
-        record(model, "pygraph-default", ours, **more),
-    ]  # fmt: skip
-
-
-def test_no_model_may_be_slower_than_the_better_of_two_by_more_than_its_noise() -> None:
-    records = [*both("noisy", 2.0, 2.2, again=4.8), *both("slow", 2.0, 2.2), *both("alone", None, 3.0)]
-
-    line = line_of(records, "better of default and reduce-overhead over pygraph-default, waited for")
-
-    assert (line.is_met, line.missing, line.models) == (False, ("slow",), 3)
-    assert line_of(records, "reduce-overhead over pygraph-default, waited for").models == 2
-
-
-def test_lines_on_what_pygraph_costs_are_over_plain_variants() -> None:
-    records = both("one", 2.0, 2.0, reserved_mb=120.0, measuring_s=0.5, lookup_s=0.1)
-    records[1] = dataclasses.replace(records[1], compile_s=20.0)
-
-    assert line_of(records, "peak reserved memory").figure == "1.200"
-    deciding = line_of(records, "time to decide")
-    assert (deciding.figure, deciding.is_met, deciding.missing) == ("3.00%", False, ("one",))
-    wrong = dataclasses.replace(records[-1], correct=False)
-    assert line_of([*records[:-1], wrong], "models that pygraph-default and default pass").missing == ("one",)
-
-
-def test_what_is_asked_of_training_is_less() -> None:
-    records = both("one", 2.0, 4.0 / 1.5)
-
-    assert [line_of(records, "default over pygraph-default", mode).is_met for mode in Mode] == [False, True]
-    assert not [each for each in lines(Results.of(records), Mode.TRAINING) if "by hand" in each.what]

@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from benchmarks import trial as trial_module
 from benchmarks.coverage import Coverage
 from benchmarks.errors import BenchmarkError
+from benchmarks.processes import Outcome
 from benchmarks.protocol import Answer, Task
 from benchmarks.trial import (
     FILLED,
+    OFFLINE,
     CachePolicy,
     Settings,
     Trial,
@@ -41,6 +45,25 @@ def test_product_processes_see_only_the_benchmarks_daemon() -> None:
         "PYGRAPHD_SHIPPED": "0",
     }
     assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "1"
+
+
+@pytest.mark.parametrize("model", ["", "DistillGPT2"])
+def test_models_of_suites_download_nothing(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    def run_fresh(_arguments: list[str], environ: dict[str, str], _timeout_s: float, **_: object) -> Outcome:
+        seen.append(environ)
+        return Outcome("no process", "")
+
+    monkeypatch.setattr(trial_module, "run_fresh", run_fresh)
+    workload = dataclasses.replace(WORKLOADS["three-ops"], model=model)
+    runner = TrialRunner(tmp_path, Settings(1, 1, 1, 1, "cpu", CachePolicy.FRESH, 10, None))
+
+    assert runner.run(Trial(0, workload, VARIANTS["eager"])).error == "no process"
+
+    assert (OFFLINE.items() <= seen[0].items()) is bool(model)
 
 
 def caches(

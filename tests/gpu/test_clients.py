@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.clients.process import result_of
 from benchmarks.processes import run_fresh
+from tools.lab.clients.process import result_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 

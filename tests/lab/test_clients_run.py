@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import cli
-from benchmarks.clients import turns
-from benchmarks.clients.catalogue import FOLDER, Client
-from benchmarks.clients.process import Settings
-from benchmarks.clients.records import read_clients
-from benchmarks.clients.run import ClientsRun, Plan
 from benchmarks.errors import BenchmarkError
 from benchmarks.variants import select_variants
+from tools.lab import cli
+from tools.lab.clients import process
+from tools.lab.clients.catalogue import FOLDER, Client
+from tools.lab.clients.process import Settings
+from tools.lab.clients.records import read_clients
+from tools.lab.clients.run import ClientsRun, Plan
 from tools.lab.gpu_slots import VISIBLE, GpuSlot, joined
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def test_a_run_goes_on_with_what_its_file_lacks(tmp_path: Path) -> None:
     }.items()
     assert read_clients(tmp_path / "out.json") == again.records
     assert again.unmeasured == []
+    assert cli.main(["table", str(tmp_path / "out.json")]) == 0
     assert (tmp_path / "logs" / "tiny.eager.1.log").read_text().startswith("RESULT")
 
     other = plan_of(tmp_path, "eager")
@@ -116,7 +117,7 @@ def test_processes_compile_side_by_side_and_are_timed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tiny.py").write_text(BESIDE)
-    monkeypatch.setattr(turns, "_EXIT_S", 0.1)
+    monkeypatch.setattr(process, "_EXIT_S", 0.1)
 
     records = ClientsRun(plan_of(tmp_path, "eager", "default", "reduce-overhead")).execute()[:3]
 

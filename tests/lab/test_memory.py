@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks import regions
 from benchmarks.processes import Outcome
 from benchmarks.region_table import read_regions
 from benchmarks.workloads import WORKLOADS
 from tests.support.allocator_stats import stats
 from tools.lab import memory
+from tools.lab.memory import render
 from tools.lab.memory_marks import Reading, most, over_steps, reading
-from tools.lab.memory_table import render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -160,7 +161,9 @@ def test_bad_requests_are_refused_before_torch_is_imported(arguments: tuple[str,
 def test_each_way_is_a_process_and_one_that_fails_costs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_fresh(arguments: list[str], _environ: Mapping[str, str], _timeout_s: float) -> Outcome:
+    def run_fresh(
+        arguments: list[str], _environ: Mapping[str, str], _timeout_s: float, stop: None
+    ) -> Outcome:
         *_, way, file = arguments
         if way == "reduce-overhead":
             return Outcome("RuntimeError: no", "")
@@ -168,7 +171,7 @@ def test_each_way_is_a_process_and_one_that_fails_costs_no_other(
         return Outcome(None, "")
 
     monkeypatch.setattr(memory, "missing_device", lambda: None)
-    monkeypatch.setattr(memory, "run_fresh", run_fresh)
+    monkeypatch.setattr(regions, "run_fresh", run_fresh)
     out = tmp_path / "memory.json"
 
     trees, relocated = memory.measure_memory(WORKLOADS["three-ops"], ["reduce-overhead", "graph"], out)

@@ -16,8 +16,8 @@ from benchmarks.variants import Compile
 from benchmarks.workloads import WORKLOADS
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from tests.support.allocator_stats import stats
+from tools.lab.memory import render
 from tools.lab.memory_child import STEPS, WARM_UP, Look, measure, recordings, run
-from tools.lab.memory_table import render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -31,7 +31,7 @@ def of_run(
 
 def of_regions(file: Path, way: str, commit: str = "abc") -> Path:
     records = [{"workload": "three-ops", "way": way, "reserved_mb": 2.0, "regions": []}]
-    content = {"schema": 1, "environment": {"gpu": "H200", "commit": commit}, "records": records}
+    content = {"schema": 2, "environment": {"gpu": "H200", "commit": commit}, "records": records}
     file.write_text(json.dumps(content))
     return file
 
@@ -112,8 +112,8 @@ def test_files_of_run_and_of_regions_are_never_merged(tmp_path: Path) -> None:
         "",
         "[]",
         "{}",
-        '{"schema": "1", "environment": {"commit": "abc"}, "records": []}',
-        '{"schema": 1, "environment": {"commit": "abc"}, "workload": "w", "ways": []}',
+        '{"schema": "2", "environment": {"commit": "abc"}, "records": []}',
+        '{"schema": 2, "environment": {"commit": "abc"}, "workload": "w", "ways": []}',
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from benchmarks import cli
 from benchmarks.errors import BenchmarkError
 from benchmarks.run import Plan
-from benchmarks.suites import command
 from benchmarks.trial import CachePolicy, Settings, Trial, TrialRunner
 from benchmarks.variants import VARIANTS, variants_to_run
 from benchmarks.workloads import Mode
 from tests.support.tiny_suite import tiny
+from tools.lab import cli
 from tools.lab.run import Sharing
-from tools.lab.suite import Piece, SuiteRun, SuiteRunner
+from tools.lab.suites import command
+from tools.lab.suites.run import Piece, SuiteRun, SuiteRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,3 +146,20 @@ def test_a_suite_has_a_file_for_each_mode_and_gpu(
     assert run.plan.out == tmp_path / "results" / file
     assert [each.name for each in run.plan.variants] == variants
     assert run.plan.workloads
+
+
+def test_models_that_cannot_be_built_are_left_out_with_their_reason(tmp_path: Path) -> None:
+    file = tmp_path / "left-out.json"
+    file.write_text('{"simple": "no data", "gone-training": "no such package", "other-inference": "no data"}')
+    model = tmp_path / "torchbenchmark" / "models" / "simple" / "__init__.py"
+    model.parent.mkdir(parents=True)
+    model.touch()
+    options = ["suite", "torchbench", "--torchbench", str(tmp_path), "--left-out", str(file)]
+    options += ["--training", "--device", "cpu", "--out", str(tmp_path)]
+
+    run = command.suite_run(cli.parser().parse_args(options))
+
+    assert "simple" not in [each.model for each in run.plan.workloads]
+    left_out = run.settings()["left_out"]
+    assert (left_out["simple"], left_out["gone"]) == ("no data", "no such package")
+    assert "other" not in left_out

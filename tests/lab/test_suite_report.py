@@ -11,7 +11,7 @@ from benchmarks.records import Record, write_result
 from tests.support.result_pages import cells, checkout
 from tools.lab.merge import merge
 from tools.lab.report import pages, performance
-from tools.lab.suite_report import readme_suites
+from tools.lab.suites.report import readme_suites
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 load_package("benchmarks")
+load_package("tools")
 
 
 @pytest.fixture(scope="session")

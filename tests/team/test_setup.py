@@ -1,4 +1,4 @@
-"""The five commands of docs/team.md, as an administrator types them, and the benchmark on a database made by them."""
+"""The five commands of docs/team.md, as an administrator types them, and the load on a database made by them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, LiteralString, cast
 import psycopg
 import pytest
 
-from benchmarks.cli import main
 from pygraphd.daemon.team import migrating
 from pygraphd.errors import CommandError
 from pygraphd.team_url import TeamUrl
+from tools.load.cli import main
 
 if TYPE_CHECKING:
     from tests.support.postgres import Postgres

@@ -1,7 +1,7 @@
 """Measurements for those who work on PyGraph, on machines that are lent for minutes: `python -m tools.lab`, from the repository root.
 
-`benchmarks/` holds what a user runs, and this package adds some workloads to it. Of its commands only `suite` uses this package: it
-shares a machine among processes as the lab does.
+`benchmarks/` holds what is measured, and measures one process at a time. This package adds some workloads to it, and measures processes
+side by side.
 """
 
 from __future__ import annotations

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.child import describe
-from benchmarks.errors import BenchmarkError
+from benchmarks.child import describe, write_answer
 from benchmarks.region_child import prepare
 from benchmarks.region_table import REDUCE_OVERHEAD
 from tools.lab.addresses import Addresses, figures
@@ -52,10 +48,4 @@ def measure(workload: str, way: str, conditions: Conditions) -> dict[str, Any]:
 def main(arguments: list[str], conditions: Conditions) -> int:
     """Measure the workload of the first argument in the way of the second, and write the answer to the file of the third."""
     workload, way, answer_file = arguments
-    try:
-        answer = measure(workload, way, conditions)
-    except BenchmarkError as error:
-        print(error, file=sys.stderr)
-        return 1
-    Path(answer_file).write_text(json.dumps(answer))
-    return 0
+    return write_answer(answer_file, lambda: measure(workload, way, conditions))

@@ -35,6 +35,8 @@ _GAVE_UP = ".gave-up"
 AFTERWARDS_VARIABLE = "BENCHMARK_AFTERWARDS"
 """For a child: the most processes that check and profile side by side, as eager mode takes more memory of the GPU."""
 _AFTERWARDS = 4
+LIMIT_VARIABLE = "BENCHMARK_LIMIT_S"
+"""For a child: the seconds after which it gives up, rather than have others wait for it: to compile, to be timed, to check. Unset: never."""
 _POLL_S = 0.05
 
 

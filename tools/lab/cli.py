@@ -6,14 +6,24 @@ import argparse
 from pathlib import Path
 
 from benchmarks.arguments import names, positive, run_command
-from benchmarks.cli import add_region_options, add_run_options, execute, plan_of, print_regions
-from benchmarks.records import check_writable, read_records
+from benchmarks.cli import (
+    OF_THE_LAB,
+    add_region_options,
+    add_run_options,
+    execute,
+    plan_of,
+    print_regions,
+)
+from benchmarks.records import read_records
 from benchmarks.region_table import GRAPH
 from benchmarks.trial import CachePolicy
 from benchmarks.workloads import select_workloads
+from tools.lab import quick
 from tools.lab.campaign_steps import DECISIONS, USAGE
+from tools.lab.clients import command as clients_command
 from tools.lab.gpu_slots import gpu_slots
 from tools.lab.imports import VARIANTS, measure_imports
+from tools.lab.suites import command as suite_command
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,6 +35,12 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     made = argparse.ArgumentParser(prog="python -m tools.lab", description=__doc__, allow_abbrev=False)
     commands = made.add_subparsers(required=True, metavar="COMMAND")
+    suite_command.add_options(commands.add_parser("suite", help=OF_THE_LAB["suite"]))
+    clients_command.add_options(commands.add_parser("clients", help=OF_THE_LAB["clients"]))
+    tables = commands.add_parser("table", help="print result files of `clients`")
+    tables.set_defaults(command=clients_command.print_tables)
+    tables.add_argument("file", type=Path, nargs="+")
+    quick.add_options(commands.add_parser("quick", help=OF_THE_LAB["quick"]))
     _add_campaign(commands.add_parser("campaign", help="run several measurements within a time limit"))
     _add_run(commands.add_parser("run", help="as `benchmarks run`, side by side on several GPUs"))
     _add_regions(commands.add_parser("regions", help="as `benchmarks regions`, compiling side by side"))
@@ -39,7 +55,6 @@ def parser() -> argparse.ArgumentParser:
     _add_overhead(
         commands.add_parser("overhead", help="hold what deciding takes against the time to compile")
     )
-    _add_figure(commands.add_parser("figure", help="draw the steps of a result file of `run --each-step`"))
     _add_memory(commands.add_parser("memory", help="show where reserved GPU memory goes in a steady state"))
     _add_imports(commands.add_parser("imports", help="time processes that only import something"))
     return made
@@ -118,12 +133,6 @@ def _add_ship(command: argparse.ArgumentParser) -> None:
 def _add_overhead(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_overhead)
     command.add_argument("file", type=Path, nargs="+", help="several are taken together")
-
-
-def _add_figure(command: argparse.ArgumentParser) -> None:
-    command.set_defaults(command=_figure)
-    command.add_argument("file", type=Path)
-    command.add_argument("--out", type=Path, required=True, metavar="PNG")
 
 
 def _add_memory(command: argparse.ArgumentParser) -> None:
@@ -209,17 +218,8 @@ def _overhead(options: argparse.Namespace) -> int:
     return 0
 
 
-def _figure(options: argparse.Namespace) -> int:
-    from tools.lab.figure import draw
-
-    check_writable(options.out.absolute())
-    draw(options.file, options.out)
-    return 0
-
-
 def _memory(options: argparse.Namespace) -> int:
-    from tools.lab.memory import measure_memory
-    from tools.lab.memory_table import render
+    from tools.lab.memory import measure_memory, render
 
     (workload,) = select_workloads([options.workload])
     answers = measure_memory(workload, options.ways, options.out and options.out.absolute())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.clients.catalogue import TWO_GPUS
+from tools.lab.clients.catalogue import TWO_GPUS
 from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, read_results
 
 if TYPE_CHECKING:

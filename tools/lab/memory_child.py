@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from benchmarks.child import describe, find_device, wake
-from benchmarks.errors import BenchmarkError
+from benchmarks.child import describe, find_device, wake, write_answer
 from benchmarks.region_child import Regions, have_helper
 from benchmarks.step import Step
 from benchmarks.variants import Compile
@@ -186,15 +183,13 @@ def recordings(regions: Regions) -> Iterator[dict[str, Any]]:
 def main(arguments: list[str]) -> int:
     """Look at the workload of the first argument in the way of the second; the answer goes into the file of the third."""
     workload, way, answer_file = arguments
-    try:
+
+    def measured() -> dict[str, Any]:
         device = find_device("cuda")
         have_helper()
-        answer = measure(workload, way, device, OfCuda(device))
-    except BenchmarkError as error:
-        print(error, file=sys.stderr)
-        return 1
-    Path(answer_file).write_text(json.dumps(answer))
-    return 0
+        return measure(workload, way, device, OfCuda(device))
+
+    return write_answer(answer_file, measured)
 
 
 if __name__ == "__main__":

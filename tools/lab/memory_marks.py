@@ -14,8 +14,6 @@ BEFORE, FORWARD, BACKWARD, OPTIMISER = (
     "after backward",
     "after the optimiser",
 )
-POINTS = {True: (BEFORE, FORWARD, BACKWARD, OPTIMISER), False: (BEFORE, FORWARD)}
-"""By whether it is training. After the optimiser, gradients have been dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tools.lab.client_report import client_sections, readme_clients
 from tools.lab.overhead import PARTS, overheads
 from tools.lab.steps_report import is_complete, step_ms, steps_section
 from tools.lab.stored import Result, code, gpu_of, markdown_table, process_counts, read_results
-from tools.lab.suite_report import readme_suites, suite_sections
+from tools.lab.suites.report import readme_suites, suite_sections
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,7 +96,6 @@ def performance(folder: Path) -> str:
         *(_overhead(each) for each in read_results(folder, "overhead")),
         *(_other_programs(each) for each in read_results(folder, "other-programs")),
         *(_daemon(each) for each in read_results(folder, "daemon")),
-        *_pictures(folder),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -328,16 +327,6 @@ def _team_expected(result: Result) -> str:
 
 def _plain(value: float | None) -> str:
     return _NONE if value is None else f"{value:g}"
-
-
-def _pictures(folder: Path) -> list[str]:
-    """Return a section for each picture of first steps; its result file has the settings."""
-    return [
-        f"## First steps on {gpu_of(each)}\n\n{each.where(process_counts(each.records))}\n\n"
-        f"![Time of each of the first steps](../benchmarks/results/{each.name}.png)"
-        for each in read_results(folder, "first-steps")
-        if (folder / f"{each.name}.png").exists()
-    ]
 
 
 # --- README.md -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 
 from benchmarks.conditions import Conditions
-from tools.lab.barrier import Turn, give_up, wait_for_turn, wait_to_compile
+from tools.lab.barrier import LIMIT_VARIABLE, Turn, give_up, wait_for_turn, wait_to_compile
 from tools.lab.cpu_affinity import FULL_SPEED_VARIABLE, Cores
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LIMIT_VARIABLE = "BENCHMARK_LIMIT_S"
-"""For a child: the seconds after which it gives up, rather than have others wait for it: to compile, to be timed, to check. Unset: never."""
 _SCARCE = 0.4
 """The share of the GPU's memory under which a process that has been timed ends before another is timed, as its graphs hold memory."""
 _ATTEMPTS, _PAUSE_S = 12, 5.0

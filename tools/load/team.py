@@ -1,4 +1,4 @@
-"""`python -m benchmarks team`: many daemons on one PostgreSQL server, which first publish records and then ask for each other's."""
+"""`python -m tools.load team`: many daemons on one PostgreSQL server, which first publish records and then ask for each other's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.large_cache import KNOWN, digest
 from benchmarks.processes import run_fresh
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.team_server import Server, Watch
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.daemon import control
 from pygraphd.schema.locations import locate
@@ -40,6 +39,7 @@ from pygraphd.schema.messages import (
 )
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.reasons import Reason, ReasonCode
+from tools.load.team_server import Server, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

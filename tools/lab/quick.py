@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.arguments import names
+from benchmarks.compare import spread
 from benchmarks.environment import gpu_name
 from benchmarks.errors import BenchmarkError
 from benchmarks.processes import ROOT
@@ -21,6 +22,7 @@ from benchmarks.table import NOTHING, aligned
 from benchmarks.trial import CachePolicy, Settings
 from benchmarks.variants import select_variants
 from benchmarks.workloads import select_workloads
+from tools.lab.run import SharedRun, Sharing
 
 if TYPE_CHECKING:
     import argparse
@@ -80,9 +82,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run_quick(options: argparse.Namespace) -> int:
     """Measure and print the changes; return 1 if one is bad, and raise BenchmarkError if there is nothing to compare with."""
-    # Imported here: the other commands do without the lab.
-    from tools.lab.run import SharedRun, Sharing
-
     stored = stored_times(options.stored, gpu_name())
     ours = next((each for each in _OURS if any(variant == each for _, variant in stored)), None)
     known = [name for name in options.workloads if (name, ours) in stored]
@@ -128,12 +127,12 @@ def changes(
     """Yield the change of each workload that was run."""
     present = times_of(now)
     noises = [
-        noise for key, times in stored.items() if key[1] == ours and (noise := _spread(times)) is not None
+        noise for key, times in stored.items() if key[1] == ours and (noise := spread(times)) is not None
     ]
     usual = statistics.median(noises) if noises else _LEAST_NOISE
     for workload in dict.fromkeys(each.workload for each in now):
         before, after = stored[workload, ours], present.get((workload, ours))
-        own = _spread(before)
+        own = spread(before)
         noise = max(_LEAST_NOISE, usual if own is None else own)
         slower = _slower(present.get((workload, _PLAIN)), stored.get((workload, _PLAIN)))
         yield Change(
@@ -143,10 +142,6 @@ def changes(
             statistics.median(before),
             noise + slower,
         )
-
-
-def _spread(times: Sequence[float]) -> float | None:
-    return max(times) / min(times) - 1 if len(times) > 1 else None
 
 
 def _slower(now: Sequence[float] | None, before: Sequence[float] | None) -> float:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.records import records_of
 from benchmarks.suites.catalogue import SUITES
-from benchmarks.suites.results import (
+from benchmarks.suites.tables import PAPER, STAND_INS
+from benchmarks.workloads import Mode
+from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, process_counts, read_results
+from tools.lab.suites.results import (
     AGAIN,
     BY_HAND,
     DEFAULT,
@@ -23,11 +26,8 @@ from benchmarks.suites.results import (
     remarks,
     rows,
 )
-from benchmarks.suites.summary import LINES_HEAD, line_rows
-from benchmarks.suites.tables import PAPER, STAND_INS
-from benchmarks.suites.targets import lines
-from benchmarks.workloads import Mode
-from tools.lab.stored import Result, code, gpu_of, markdown_table, milliseconds, process_counts, read_results
+from tools.lab.suites.summary import LINES_HEAD, line_rows
+from tools.lab.suites.targets import lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`python -m benchmarks redis`: lookups and records a second of the daemon and of Redis, in turn, over a Unix socket each.
+"""`python -m tools.load redis`: lookups and records a second of the daemon and of Redis, in turn, over a Unix socket each.
 
 Both are asked by as many processes, each of which sends its next request when it has the answer to the one before. Redis holds the same
 bytes for an entry as the daemon's answer has, and for a record those of the request.
@@ -25,13 +25,10 @@ from benchmarks.daemon import Daemon
 from benchmarks.environment import describe_host
 from benchmarks.errors import BenchmarkError
 from benchmarks.figures import percentile
-from benchmarks.large_cache import KNOWN, digest, fill
+from benchmarks.large_cache import KNOWN, digest, made_home
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.redis_server import RedisClient, RedisServer, encoded
-from benchmarks.soak_client import record_of
 from benchmarks.watching import Watched
 from pygraphd.client.decisions.transport import Transport
-from pygraphd.schema.locations import Locations, locate
 from pygraphd.schema.messages import (
     LOOKUP_PATH,
     RECORD_PATH,
@@ -40,14 +37,17 @@ from pygraphd.schema.messages import (
     RecordRequest,
     encode,
 )
+from tools.load.redis_server import RedisClient, RedisServer, encoded
+from tools.load.soak_client import record_of
 
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
 
+    from pygraphd.schema.locations import Locations
+
 _GRAPHS = 20
 _BODIES = 64
 _PATIENCE_S = 30.0
-_CONFIG = 'max_size = "0"\nmax_unused = "0"\n'
 Ask = Callable[[], object]
 """Sends a client's next request, and returns when its answer is there."""
 Maker = Callable[[int], Ask]
@@ -79,13 +79,9 @@ def measure_beside_redis(plan: Plan, out: Path) -> list[str]:
     check_writable(out)
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pygraph-bench-")))
-        home = folder / "home"
-        home.mkdir(mode=0o700)
-        (home / "config.toml").write_text(_CONFIG)
-        locations = locate({"PYGRAPHD_HOME": str(home)})
         redis = stack.enter_context(RedisServer(folder))
-        fill(locations.database, plan.entries, 0)
-        stack.enter_context(Daemon(home))
+        locations = made_home(folder, plan.entries, 0)
+        stack.enter_context(Daemon(locations.cache))
         _fill_redis(redis, locations, plan.entries)
         ours, theirs = Watched.daemon(locations), Watched(redis.pid)
         makers: dict[tuple[str, str], tuple[Watched, Maker]] = {

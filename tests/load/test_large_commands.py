@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.errors import BenchmarkError
-from benchmarks.large_commands import _Running, measure_commands
+from tools.load.large_commands import _Running, measure_commands
 
 if TYPE_CHECKING:
     from pathlib import Path

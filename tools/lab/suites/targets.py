@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from benchmarks.suites.results import (
+from benchmarks.workloads import Mode
+from tools.lab.suites.results import (
     BY_HAND,
     DEFAULT,
     KINDS,
@@ -15,7 +16,6 @@ from benchmarks.suites.results import (
     geometric_mean,
     noises,
 )
-from benchmarks.workloads import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import quick
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, write_result
 from benchmarks.workloads import select_workloads
-from tests.support.benchmark_commands import benchmarks
+from tests.support.benchmark_commands import lab
+from tools.lab import quick
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,8 @@ def test_without_stored_results_of_the_gpu_nothing_runs(tmp_path: Path) -> None:
     plain = tmp_path / "plain.json"
     write_result(plain, {}, {}, [record("bert-inference", "default", 1.0)])
 
-    done = benchmarks("quick", "--stored", str(plain), "--out", str(tmp_path))
+    done = lab("quick", "--stored", str(plain), "--out", str(tmp_path))
+    assert lab("table", str(plain)).returncode == 2, "a result of `run`"
 
     assert done.returncode == 2
     assert "have none of these workloads as a variant of PyGraph" in done.stderr

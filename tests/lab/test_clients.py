@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.clients import catalogue, table
-from benchmarks.clients.catalogue import GROUPS, Client, select_clients
-from benchmarks.clients.process import raised_by, result_of
-from benchmarks.clients.records import ClientRecord, compared, failed, largest_difference
 from benchmarks.errors import UnknownNameError
 from benchmarks.processes import Outcome
+from tools.lab.clients import catalogue, table
+from tools.lab.clients.catalogue import GROUPS, Client, select_clients
+from tools.lab.clients.process import raised_by, result_of
+from tools.lab.clients.records import ClientRecord, compared, failed, largest_difference
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""`python -m benchmarks large`: what commands take on a large cache, and what a prune has a record and a lookup wait for."""
+"""`python -m tools.load large`: what commands take on a large cache, and what a prune has a record and a lookup wait for."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from benchmarks.errors import BenchmarkError
 from benchmarks.figures import percentile
 from benchmarks.large_cache import KNOWN, OLD, OLD_SHARE, digest, made_home
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.soak_client import record_of
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema.messages import LOOKUP_PATH, RECORD_PATH, LookupRequest, Origin, RecordRequest, encode
+from tools.load.soak_client import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

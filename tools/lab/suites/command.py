@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import sys
@@ -10,20 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.arguments import names, positive
-from benchmarks.environment import gpu_name
+from benchmarks.cli import settings_of
+from benchmarks.environment import gpu_name, installed
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import read_result
 from benchmarks.run import Plan
-from benchmarks.suites import catalogue, summary
+from benchmarks.suites import catalogue
 from benchmarks.suites.catalogue import PAPER, SUITES, Selection
-from benchmarks.trial import CachePolicy, Settings
+from benchmarks.trial import CachePolicy
 from benchmarks.variants import Compile, variants_to_run
 from benchmarks.workloads import Mode
+from tools.lab.gpu_slots import gpu_slots
+from tools.lab.run import Sharing
+from tools.lab.suites import summary
+from tools.lab.suites.run import Piece, SuiteRun
 
 if TYPE_CHECKING:
     import argparse
-
-    from tools.lab.suite import SuiteRun
 
 VARIANTS = "eager,default,reduce-overhead,pygraph-default,pygraph-default-warm,pygraph-cold,pygraph-warm,default-again,cuda-graph"
 _AT_ONCE = 2
@@ -95,11 +97,6 @@ def run_suite(options: argparse.Namespace) -> int:
 
 def suite_run(options: argparse.Namespace) -> SuiteRun:
     """Return the run that options ask for; raises BenchmarkError."""
-    # Imported here: the other commands do without the lab.
-    from tools.lab.gpu_slots import gpu_slots
-    from tools.lab.run import Sharing
-    from tools.lab.suite import Piece, SuiteRun
-
     mode = Mode.TRAINING if options.training else Mode.INFERENCE
     selection, torchbench = _selection(options, mode)
     piece = Piece(
@@ -107,7 +104,7 @@ def suite_run(options: argparse.Namespace) -> SuiteRun:
         mode,
         options.end_s,
         selection.left_out,
-        _libraries(),
+        installed(_LIBRARIES),
         torchbench,
         options.begin_s,
         options.limit_s,
@@ -155,16 +152,7 @@ def _plan(options: argparse.Namespace, mode: Mode, selection: Selection) -> Plan
         workloads=selection.workloads,
         variants=variants,
         repetitions=1,
-        settings=Settings(
-            steps=options.steps,
-            warm_up=options.warm_up,
-            windows=options.windows,
-            window_steps=options.window_steps,
-            device=options.device,
-            caches=CachePolicy.SHARED,
-            timeout_s=options.timeout_s or options.end_s,
-            logs=options.logs and options.logs.absolute(),
-        ),
+        settings=settings_of(options, CachePolicy.SHARED, options.timeout_s or options.end_s),
         out=out / f"{options.suite}-{mode}-{gpu}.json",
     )
 
@@ -175,13 +163,3 @@ def _short(gpu: str | None) -> str:
         return "cpu"
     product = _PRODUCT.search(gpu)
     return (product.group() if product else re.sub(r"\W+", "-", gpu)).lower()
-
-
-def _libraries() -> dict[str, str]:
-    found = {}
-    for name in _LIBRARIES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

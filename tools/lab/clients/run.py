@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.clients.catalogue import Client
-from benchmarks.clients.process import Job, JobRunner, Settings
-from benchmarks.clients.records import ClientRecord, client_records, compared
-from benchmarks.clients.turns import Turn, take_turns
 from benchmarks.environment import TORCH_FIELDS, describe_host
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import SCHEMA, check_writable, read_result, write_json
 from benchmarks.variants import Variant
+from tools.lab.clients.catalogue import Client
+from tools.lab.clients.process import Job, JobRunner, Settings, Turn, take_turns
+from tools.lab.clients.records import ClientRecord, client_records, compared
 from tools.lab.gpu_slots import GpuSlot, joined, parts
 from tools.lab.processes import as_ended
 

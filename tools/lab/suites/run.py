@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.errors import BenchmarkError
 from benchmarks.records import Record, read_result, records_of
-from benchmarks.suites.catalogue import FOLDER_VARIABLE, OFFLINE
-from benchmarks.suites.results import AGAIN, EAGER
+from benchmarks.suites.catalogue import FOLDER_VARIABLE
 from benchmarks.trial import Trial, TrialResult
 from benchmarks.variants import VARIANTS, Cache, Compile, Variant
 from benchmarks.workloads import Mode, Workload
-from tools.lab.barrier import AFTERWARDS_VARIABLE, Barrier
+from tools.lab.barrier import AFTERWARDS_VARIABLE, LIMIT_VARIABLE, Barrier
 from tools.lab.run import SharedRun, SharedRunner, barrier_of, side_by_side
-from tools.lab.shared_machine import LIMIT_VARIABLE
+from tools.lab.suites.results import AGAIN, EAGER
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
@@ -206,7 +205,7 @@ class SuiteRun(SharedRun):
             AFTERWARDS_VARIABLE: str(_AFTERWARDS[self.piece.mode]),
             LIMIT_VARIABLE: str(self.piece.limit_s),
         }
-        return {**OFFLINE, **folder, **limits}
+        return {**folder, **limits}
 
     def left_s(self) -> float:
         """Return the seconds for which the piece may still measure."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks soak`: a daemon under the mixed load of many clients that come and go, held to bounds of what it takes."""
+"""`python -m tools.load soak`: a daemon under the mixed load of many clients that come and go, held to bounds of what it takes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.daemon import Daemon
 from benchmarks.environment import describe_host
-from benchmarks.figures import percentile
-from benchmarks.large_cache import OLD, fill
+from benchmarks.figures import Bound, percentile
+from benchmarks.large_cache import OLD, made_home
 from benchmarks.records import SCHEMA, check_writable, write_json
-from benchmarks.soak_client import LOOKUP, Client, Life
-from benchmarks.watching import Watched, bytes_of
+from benchmarks.watching import Watched
 from pygraphd.daemon import control
 from pygraphd.daemon.pruning import PruneRequest
 from pygraphd.errors import CommandError
-from pygraphd.schema.locations import Locations, locate
+from tools.load.soak_client import LOOKUP, Client, Life
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from multiprocessing.process import BaseProcess
+
+    from pygraphd.schema.locations import Locations
 
 PRUNE = "prune"
 _MIB = 2**20
@@ -70,20 +71,6 @@ class Sample:
     cpu_s: float
     p50_us: float | None
     p99_us: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """One figure, and the largest value that it may have."""
-
-    name: str
-    value: float
-    most: float
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the figure is within the bound."""
-        return self.value <= self.most
 
 
 class Soak:
@@ -185,9 +172,9 @@ class Soak:
             Sample(
                 resident_bytes=self._daemon.resident_bytes,
                 descriptors=self._daemon.descriptors,
-                wal_bytes=bytes_of(database.with_name(f"{database.name}-wal")),
-                log_bytes=bytes_of(log, log.with_name(f"{log.name}.1")),
-                database_bytes=bytes_of(database),
+                wal_bytes=_bytes_of(database.with_name(f"{database.name}-wal")),
+                log_bytes=_bytes_of(log, log.with_name(f"{log.name}.1")),
+                database_bytes=_bytes_of(database),
                 spool_files=len(list(at.spool.glob("*"))),
                 cpu_s=self._daemon.cpu_s,
                 p50_us=round(percentile(recent, 50), 1) if recent else None,
@@ -201,26 +188,18 @@ def measure_soak(plan: Plan, out: Path) -> tuple[list[str], bool]:
     """Soak a daemon, and write all to `out`; return lines for people, and whether every bound was kept."""
     check_writable(out)
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
-        home = Path(folder) / "home"
-        home.mkdir(mode=0o700)
-        (home / "config.toml").write_text(_CONFIG)
-        locations = locate({"PYGRAPHD_HOME": str(home)})
-        fill(locations.database, plan.entries, 0)
-        with Daemon(home):
+        locations = made_home(Path(folder), plan.entries, 0, _CONFIG)
+        with Daemon(locations.cache):
             soak = Soak(plan, locations)
             print(f"{plan.clients} clients for {plan.seconds:g} s", file=sys.stderr, flush=True)
             soak.run()
             failed = int(str(control.stats(locations.socket)["failed"]))
-        faults = sum(_faults(file) for file in home.glob("pygraphd.log*"))
+        faults = sum(_faults(file) for file in locations.log.parent.glob(f"{locations.log.name}*"))
     bounds = bounds_of(plan, soak.samples, soak.unanswered, failed + faults)
     record = _record(soak, bounds)
     write_json(out, {"schema": SCHEMA, "environment": describe_host(), "records": [record]})
     lines = [f"{name:15} {value}" for name, value in record.items() if name != "bounds"]
-    told = [
-        f"{'kept' if each.is_kept else 'BROKEN':7} {each.name}: {each.value:g} of {each.most:g}"
-        for each in bounds
-    ]
-    return lines + told, all(each.is_kept for each in bounds)
+    return [*lines, *map(str, bounds)], all(each.is_kept for each in bounds)
 
 
 def bounds_of(plan: Plan, samples: Sequence[Sample], unanswered: Counter[str], faults: int) -> list[Bound]:
@@ -270,8 +249,17 @@ def _record(soak: Soak, bounds: Sequence[Bound]) -> dict[str, Any]:
         "cpu_ms_per_request": round(cpu_s * 1e3 / requests, 3) if requests else None,
         "figures": figures,
         "resident_mib": [round(each.resident_bytes / _MIB, 1) for each in samples],
-        "bounds": [{**dataclasses.asdict(each), "is_kept": each.is_kept} for each in bounds],
+        "bounds": [each.as_record() for each in bounds],
     }
+
+
+def _bytes_of(*files: Path) -> int:
+    """Return the length of some files together; one that is not there has none."""
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            total += file.stat().st_size
+    return total
 
 
 def _faults(log: Path) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.soak import Plan, Sample, bounds_of, measure_soak
+from tools.load.soak import Plan, Sample, bounds_of, measure_soak
 
 if TYPE_CHECKING:
     from pathlib import Path

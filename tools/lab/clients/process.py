@@ -1,4 +1,8 @@
-"""Runs one client as one variant in a process of its own, and reads its output and PyGraph's summary."""
+"""Runs one client as one variant in a process of its own, and reads its output and PyGraph's summary.
+
+Processes of a client compile side by side, and are timed one at a time: each says when it has compiled, and waits for its turn. A turn ends
+when the process says that it has been timed, or has ended. `examples/clients/measuring.py` has the other side.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,29 @@ import contextlib
 import json
 import os
 import re
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.clients.catalogue import Client
-from benchmarks.clients.records import ClientRecord
-from benchmarks.clients.turns import Turn
 from benchmarks.daemon import Daemon
 from benchmarks.errors import BenchmarkError
 from benchmarks.processes import last_exception, run_fresh
-from benchmarks.trial import plain_environment, product_environment
+from benchmarks.trial import NO_SUMMARY, plain_environment, product_environment, read_summary
 from benchmarks.variants import Compile, Variant
+from tools.lab.clients.catalogue import Client
+from tools.lab.clients.records import ClientRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from benchmarks.processes import Outcome
 
+VARIABLE = "MEASURING_TURN"
+"""For a process: the file whose neighbours say whose turn it is."""
+_POLL_S = 0.05
+_EXIT_S = 30.0
 RESULT = "RESULT "
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 _FATAL = "Fatal Python error: "
@@ -32,7 +40,6 @@ _MAX_LINE = 300
 _GRACE_S = 6.0
 _LONGEST_S = 3600.0
 """No limit: a process is stopped when its turn is late."""
-_NO_SUMMARY = "PyGraph wrote no summary: is it installed where this Python finds its entry points?"
 _FIGURES = (
     *("step_ms", "first_step_s", "steps", "reserved_mb", "allocated_mb"),
     *("checks", "tolerance", "eager_tolerance"),
@@ -63,6 +70,41 @@ class Job:
     def name(self) -> str:
         """A name that no other process of a run has."""
         return f"{self.client.name}.{self.variant.name}.{self.repetition + 1}"
+
+
+class Turn:
+    """The turn of one process, which lasts as long as the parent says: `stop` ends the process."""
+
+    def __init__(self, file: Path) -> None:
+        self.environ = {VARIABLE: str(file)}
+        self.stop = threading.Event()
+        self.ended = threading.Event()
+        """To be set when the process has ended."""
+        self.late = ""
+        """Why the process had to be stopped; empty if it was not late."""
+        self._file = file
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether nobody has to wait for the process before the first turn."""
+        return self._said("ready") or self.ended.is_set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next one may be timed."""
+        return self._said("timed") or self.ended.is_set()
+
+    def begin(self) -> None:
+        """Let the process go on."""
+        self._file.with_name(f"{self._file.name}.go").touch()
+
+    def give_up(self, why: str) -> None:
+        """Stop the process, which is late."""
+        self.late = self.late or why
+        self.stop.set()
+
+    def _said(self, what: str) -> bool:
+        return self._file.with_name(f"{self._file.name}.{what}").exists()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +139,7 @@ class JobRunner:
         seconds = round(time.monotonic() - began, 1)
         raised = f"killed: {turn.late}" if turn.late else raised_by(outcome)
         if job.variant.is_ours and not summary and not raised:
-            raised = _NO_SUMMARY
+            raised = NO_SUMMARY
         return replace(record, raised=raised, seconds=seconds, **found), printed
 
     def _run(self, job: Job, turn: Turn, environ: Mapping[str, str]) -> tuple[Outcome, dict[str, Any]]:
@@ -109,7 +151,9 @@ class JobRunner:
         with Daemon(home):
             outcome = self._run_program(job, turn, {**product, **own})
         # Each rank of a process group writes a summary of its own.
-        return outcome, _read(summary if job.client.gpus == 1 else summary.with_name(f"{summary.name}.0"))
+        return outcome, read_summary(
+            summary if job.client.gpus == 1 else summary.with_name(f"{summary.name}.0")
+        )
 
     def _run_program(self, job: Job, turn: Turn, environ: Mapping[str, str]) -> Outcome:
         # torchrun's processes have sessions of their own, and torchrun ends them.
@@ -157,9 +201,32 @@ def raised_by(outcome: Outcome) -> str:
     return "it failed after its result" if outcome.error.startswith(RESULT) else outcome.error
 
 
-def _read(file: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        summary = json.loads(file.read_text())
-        if isinstance(summary, dict):
-            return summary
-    return {}
+# --- turns -------------------------------------------------------------------------------------------
+
+
+def take_turns(turns: Sequence[Turn], stop: threading.Event, compile_s: float, timed_s: float) -> None:
+    """Let processes be timed one after the other, and return when all are to have ended; when `stop` is set, stop them.
+
+    They get `compile_s` seconds for all to have compiled, and each `timed_s` for its turn.
+    """
+    _wait(turns, stop, compile_s, "has_compiled", "not compiled")
+    for turn in turns:
+        turn.begin()
+        _wait([turn], stop, timed_s, "is_over", "not timed")
+    # A process whose turn is over has but to exit.
+    end = time.monotonic() + _EXIT_S
+    while not stop.is_set() and time.monotonic() < end and not all(each.ended.is_set() for each in turns):
+        time.sleep(_POLL_S)
+    for turn in turns:
+        if not turn.ended.is_set():
+            turn.give_up(f"it has not ended {_EXIT_S:.0f} s after its result")
+
+
+def _wait(turns: Sequence[Turn], stop: threading.Event, limit_s: float, what: str, late: str) -> None:
+    end = time.monotonic() + limit_s
+    while not stop.is_set() and (left := [each for each in turns if not getattr(each, what)]):
+        if time.monotonic() > end:
+            for turn in left:
+                turn.give_up(f"{late} after {limit_s:.0f} s")
+            end += limit_s  # for them to end
+        time.sleep(_POLL_S)

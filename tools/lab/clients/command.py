@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.arguments import names, positive
-from benchmarks.clients import table
-from benchmarks.clients.catalogue import GROUPS, select_clients
-from benchmarks.clients.process import Settings
-from benchmarks.clients.records import failed
+from benchmarks.environment import installed
 from benchmarks.errors import BenchmarkError
 from benchmarks.variants import Cache, Compile, select_variants
+from tools.lab.clients import table
+from tools.lab.clients.catalogue import GROUPS, select_clients
+from tools.lab.clients.process import Settings
+from tools.lab.clients.records import failed, read_clients
+from tools.lab.clients.run import ClientsRun, Plan
+from tools.lab.gpu_slots import gpu_slots
 
 if TYPE_CHECKING:
     import argparse
 
-    from benchmarks.clients.run import Plan
     from benchmarks.variants import Variant
     from tools.lab.gpu_slots import GpuSlot
 
@@ -52,9 +53,6 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 def run_clients(options: argparse.Namespace) -> int:
     """Measure clients and print the tables; return 1 if one failed only with PyGraph."""
-    # Imported here: the other commands do without the lab.
-    from benchmarks.clients.run import ClientsRun
-
     run = ClientsRun(plan_of(options))
     records = run.execute()
     print(table.render(records))
@@ -66,10 +64,19 @@ def run_clients(options: argparse.Namespace) -> int:
     return int(failed(records))
 
 
+def print_tables(options: argparse.Namespace) -> int:
+    """Print result files; raises BenchmarkError if one is none of `clients`."""
+    for file in options.file:
+        if (records := read_clients(file)) is None:
+            raise BenchmarkError(
+                f"{file} is no result of `clients`: `python -m benchmarks table` prints others"
+            )
+        print(f"{file}:\n{table.render(records)}")
+    return 0
+
+
 def plan_of(options: argparse.Namespace) -> Plan:
     """Return the run that options ask for; raises BenchmarkError."""
-    from benchmarks.clients.run import Plan
-
     clients = select_clients(options.group, options.only)
     return Plan(
         clients=clients,
@@ -85,14 +92,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
         slots=_slots(options.gpus, max(each.gpus for each in clients)),
         end_s=options.end_s,
         out=options.out.absolute(),
-        libraries=_libraries(),
+        libraries=installed((*_DISTRIBUTIONS, *_MORE_DISTRIBUTIONS)),
     )
 
 
 def _slots(gpus: int, of_a_client: int) -> tuple[GpuSlot, ...]:
     """Return a slot for each GPU; raises BenchmarkError if there are fewer than a client takes."""
-    from tools.lab.gpu_slots import gpu_slots
-
     if gpus < of_a_client:
         raise BenchmarkError(f"some clients take {of_a_client} GPUs each: name at least so many with --gpus")
     return gpu_slots(gpus)
@@ -105,13 +110,3 @@ def _variants(asked: list[str]) -> tuple[Variant, ...]:
     ]:
         raise BenchmarkError(f"clients are not run as {', '.join(bad)}")
     return variants
-
-
-def _libraries() -> dict[str, str]:
-    found = {}
-    for name in (*_DISTRIBUTIONS, *_MORE_DISTRIBUTIONS):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.records import records_of
-from benchmarks.suites.results import HEAD, Results, noise_text, remarks, rows
-from benchmarks.suites.targets import lines
 from benchmarks.table import NOTHING, aligned
 from benchmarks.workloads import Mode
+from tools.lab.suites.results import HEAD, Results, noise_text, remarks, rows
+from tools.lab.suites.targets import lines
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

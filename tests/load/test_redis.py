@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks.redis import Plan, measure_beside_redis
-from benchmarks.redis_server import COMMANDS, encoded, end_of
 from tests.support.benchmark_commands import benchmarks
 from tests.support.required import require
+from tools.load.redis import Plan, measure_beside_redis
+from tools.load.redis_server import COMMANDS, encoded, end_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def test_without_a_server_the_command_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    done = benchmarks("redis", "--out", str(tmp_path / "redis.json"))
+    done = benchmarks("redis", "--out", str(tmp_path / "redis.json"), package="tools.load")
     assert done.returncode == 2
     assert "no redis-server in PATH; install it, as with: apt-get install redis-server" in done.stderr
 

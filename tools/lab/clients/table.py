@@ -5,10 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
+from tools.lab.stored import markdown_table
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from benchmarks.clients.records import ClientRecord
+    from tools.lab.clients.records import ClientRecord
 
 _NOTHING = "-"
 _RATIOS = (
@@ -34,7 +36,7 @@ def _times(records: Sequence[ClientRecord]) -> str:
     for client in clients:
         cells = [_cell(_of(records, client, variant), _step_ms) for variant in variants]
         rows.append([client, *cells, *(_ratio(records, client, above, ours) for above, ours, _ in ratios)])
-    return _markdown(rows)
+    return markdown_table(rows[0], rows[1:])
 
 
 def _memory(records: Sequence[ClientRecord]) -> str:
@@ -46,7 +48,7 @@ def _memory(records: Sequence[ClientRecord]) -> str:
         [client, *(_cell(_of(records, client, variant), _reserved) for variant in variants)]
         for client in _clients(records)
     ]
-    return _markdown(rows)
+    return markdown_table(rows[0], rows[1:])
 
 
 def _graphs(records: Sequence[ClientRecord]) -> str:
@@ -58,7 +60,7 @@ def _graphs(records: Sequence[ClientRecord]) -> str:
         [client, *(_deployed(_of(records, client, variant)) for variant in variants)]
         for client in _clients(records)
     ]
-    return _markdown(rows)
+    return markdown_table(rows[0], rows[1:])
 
 
 def _notes(records: Sequence[ClientRecord]) -> Iterator[str]:
@@ -115,8 +117,3 @@ def _clients(records: Sequence[ClientRecord]) -> list[str]:
 
 def _ms(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], f"| {' | '.join('---' for _ in rows[0])} |", *lines[1:]])
