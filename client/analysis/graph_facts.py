@@ -106,8 +106,8 @@ def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> 
 
 
 def _written(compiled: CompiledFacts) -> frozenset[int] | None:
-    # A custom operator may write more than its schema says.
-    if not compiled.is_repeatable or compiled.donated_inputs is None:
+    # A custom operator may write more than its schema says, and a graph within the graph more than Inductor lists.
+    if not compiled.is_repeatable or compiled.hides_writes or compiled.donated_inputs is None:
         return None
     return compiled.donated_inputs.union(compiled.mutated_inputs)
 

@@ -70,6 +70,19 @@ PURE_HIGHER_ORDER = frozenset(
 
 `cond` and `while_loop` are not among them: they read a condition on the host."""
 
+HIDING_WRITES = frozenset(
+    {
+        "higher_order::associative_scan", "higher_order::cond", "higher_order::hints_wrapper", "higher_order::invoke_quant",
+        "higher_order::invoke_quant_packed", "higher_order::invoke_subgraph", "higher_order::local_map_hop", "higher_order::map_impl",
+        "higher_order::scan", "higher_order::strict_mode", "higher_order::switch", "higher_order::tag_activation_checkpoint",
+        "higher_order::while_loop", "higher_order::wrap", "higher_order::wrap_activation_checkpoint", "higher_order::wrap_with_autocast",
+        "higher_order::wrap_with_set_grad_enabled",
+        # It appends to a cache of keys and values that its schema calls read-only.
+        "flash_attn_3",
+    }
+)  # fmt: skip
+"""Operators that may write to inputs of a graph which Inductor does not list as written: those that run a graph of their own, for example."""
+
 _NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?", re.ASCII)
 
 
@@ -90,3 +103,8 @@ def _is_vouched(operator: str, vouched: frozenset[str]) -> bool:
         return name in PURE_HIGHER_ORDER or operator in vouched
     # Operators with host code count only if they are named in full: a namespace says too little of them.
     return operator in vouched or (namespace in vouched and operator not in WITH_HOST_CODE)
+
+
+def hides_writes(operators: Iterable[str]) -> bool:
+    """Return whether any of the operators may write to inputs that Inductor does not list as written."""
+    return any(each in HIDING_WRITES or each.partition("::")[0] in HIDING_WRITES for each in operators)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.common import log
+from pygraphd.client.common.signals import raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +37,8 @@ class guarded:  # noqa: N801 - it is used as `contextlib.suppress` is
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        # KeyboardInterrupt and SystemExit are the program's.
-        if not isinstance(error, Exception):
+        # KeyboardInterrupt and SystemExit are the program's, and so is an exception of its signal handlers.
+        if not isinstance(error, Exception) or raised_by_handler(error):
             return False
         text = f": {error}" if self._in_full else ""
         self._fail(f"{self._what}: {type(error).__name__}{text}"[:MAX_CHARACTERS])

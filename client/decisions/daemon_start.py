@@ -5,6 +5,7 @@ The command is `pygraphd start --foreground`. If several processes start one at 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import subprocess
@@ -24,6 +25,7 @@ AUTOSTART = "PYGRAPHD_AUTOSTART"
 # Where jobs run in a shared or passing machine, a process that outlives the job is a nuisance, or is killed with it.
 _MANAGED = ("CI", "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 _OFF = frozenset({"", "0", "off", "false", "no"})
+_PR_GET_CHILD_SUBREAPER = 37
 STARTING_S = 10.0
 """Seconds that a daemon may take to answer after its start; later it counts as missing."""
 
@@ -75,7 +77,21 @@ def why_not(environ: Mapping[str, str]) -> str | None:
     """Return why the client does not start a daemon by itself, or None if it does."""
     if AUTOSTART in environ:
         return f"{AUTOSTART}={environ[AUTOSTART]}" if environ[AUTOSTART].lower() in _OFF else None
+    if _adopts():
+        return "it would become a child of this process"
+    if getattr(sys, "frozen", False):
+        return "this program has a Python of its own, which runs no modules"
     return next((f"{name} is set" for name in _MANAGED if environ.get(name)), None)
+
+
+def _adopts() -> bool:
+    """Return whether this process becomes the parent of processes whose parent has ended, as the first process of a container does."""
+    adopts = ctypes.c_int(0)
+    try:
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts), 0, 0, 0)
+    except (OSError, AttributeError):
+        adopts.value = 0
+    return os.getpid() == 1 or bool(adopts.value)
 
 
 def ensure(
@@ -107,7 +123,7 @@ def ensure(
 
 
 def _spawn(environ: dict[str, str]) -> None:
-    # Through a shell that ends at once: the daemon is then nobody's child, and a user's os.wait() never meets it.
+    # Through a shell that ends at once: the daemon is then no child of this process, and a user's os.wait() never meets it.
     command = '"$0" -m pygraphd start --foreground </dev/null >/dev/null 2>&1 &'
     subprocess.run(
         ["/bin/sh", "-c", command, sys.executable],

@@ -11,6 +11,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.schema import ownership
 
 if TYPE_CHECKING:
@@ -51,23 +52,27 @@ class Transport:
         deadline = time.monotonic() + self._total_s
         try:
             return self._request(_head(method, target, len(body)) + body, deadline)
-        except TransportError:
-            raise
-        except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise TransportError("no daemon", absent=True) from error
-        except TimeoutError as error:
-            raise TransportError("no answer in time") from error
-        except ownership.StrangerError as error:
-            raise TransportError(str(error)) from error
-        except OSError as error:
-            raise TransportError(f"connection failed: {error.strerror or error}") from error
         except Exception as error:
-            raise TransportError(f"connection failed: {type(error).__name__}") from error
+            # A signal handler may raise the same types, as TimeoutError at the end of a time limit.
+            if isinstance(error, TransportError) or raised_by_handler(error):
+                raise
+            raise _transport_error(error) from error
 
     def _request(self, data: bytes, deadline: float) -> bytes:
         with ownership.connect(self._path, self._connect_s) as connection:
             _send(connection, data, deadline)
             return _body(_receive(connection, deadline))
+
+
+def _transport_error(error: Exception) -> TransportError:
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return TransportError("no daemon", absent=True)
+    if isinstance(error, TimeoutError):
+        return TransportError("no answer in time")
+    if isinstance(error, ownership.StrangerError):
+        return TransportError(str(error))
+    detail = error.strerror or error if isinstance(error, OSError) else type(error).__name__
+    return TransportError(f"connection failed: {detail}")
 
 
 def _head(method: str, target: str, length: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.placement import constants, hoist, inputs, provenance
 from pygraphd.client.placement.fx_utils import PassResult
 from pygraphd.client.placement.upload import SENT, STAGED, sender
@@ -50,7 +51,10 @@ class Placement:
                 provenance.save(counter, result)
             if not torch_private.is_in_subgraph():
                 provenance.save_module(graph)
-        except Exception as error:  # noqa: BLE001 - within the user's compilation
+        except Exception as error:
+            # Within the user's compilation, which goes on with the graph as far as it was changed.
+            if raised_by_handler(error):
+                raise
             provenance.save_failure(f"placement: {type(error).__name__}: {error}"[:200])
 
     def _run_passes(self, graph: torch.fx.Graph) -> Iterator[tuple[str, PassResult]]:

@@ -24,6 +24,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.common.bounded_lru import BoundedLRU
+from pygraphd.client.common.signals import raised_by_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,8 +112,10 @@ class Sender:
         """Return the packs of contiguous CPU values on `device`, read-only. Falls back to plain copies, and never raises for its own errors."""
         try:
             found = self._cached_or_sent(values, device, specs, graph)
-        except Exception as error:  # noqa: BLE001 - the user's call goes on with plain copies
-            self._fail(error)
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            self._fail(error)  # the user's call goes on with plain copies
             found = None
         if found is not None:
             return found

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.recording.collectives import CollectiveRecordings
 from pygraphd.client.recording.recordings import Recordings
 from pygraphd.client.replay.native.ffi import Piece, helper
@@ -123,7 +124,10 @@ class WithHostState(Recordings):
         state = self._state
         try:
             sent = self._sent([inputs[index] for index in state.inputs])
-        except Exception as error:  # noqa: BLE001 - nothing has run yet; an error of the user's occurs again when the call runs as KERNELS
+        except Exception as error:
+            # Nothing has run yet. An error of the user's occurs again when the call runs as KERNELS.
+            if raised_by_handler(error):
+                raise
             return f"{NOT_SENT}: {type(error).__name__}"
         for index, value in zip(state.inputs, sent, strict=True):
             inputs[index] = value

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from pygraphd.client.backend import torch_private
 from pygraphd.client.recording.alias_sets import is_flagged
 
@@ -44,3 +46,21 @@ class CallConditions:
             return OBSERVED
         # Autograd may set such a bit on a gradient at one call and not at the next.
         return FLAGGED if any(is_flagged(inputs[index]) for index in self.tangents) else None
+
+
+def why_not_bind(
+    inputs: Sequence[Any], device: torch.device, facts: GraphFacts, *, is_in_lockstep: bool
+) -> str | None:
+    """Return why inputs or collectives cannot be bound to a recording on `device`, at whatever call; None if they can."""
+    if not is_in_lockstep and any(facts.collectives):
+        return f"it holds a collective ({min(frozenset().union(*facts.collectives))[0]})"
+    for index, value in enumerate(inputs):
+        if isinstance(value, torch.Generator):
+            if value.device != device:
+                return f"input {index} is a Generator of another device"
+            if not facts.is_repeatable:
+                # The operator may not be capturable, and up to torch 2.12 a failed capture leaves a generator as if it were captured still.
+                return f"input {index} is a Generator, and it holds a custom operator"
+        elif value is not None and not isinstance(value, torch.Tensor | int):
+            return f"input {index} is a {type(value).__name__}"
+    return None

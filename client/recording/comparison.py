@@ -18,7 +18,7 @@ import torch
 from pygraphd.client.replay.relocation_table import Share
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 TOLERANCE = {
     torch.float64: 1e-9,
@@ -50,6 +50,8 @@ PIECE_BYTES = 32 << 20
 """Larger tensors are compared in pieces of 32 MiB: a comparison needs several times as much memory."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 """Integer type for the bits of an element, by its bytes; an element of 16 bytes is two integers."""
+
+ALL_NAN = "a result was NaN throughout when it was recorded, as a wrong address would have made it"
 
 Pairs = dict[int, tuple[torch.Tensor, torch.Tensor]]
 """Tensors of a replay and of KERNELS that have the same form (see `form`), by index."""
@@ -233,6 +235,37 @@ def form(value: Any) -> tuple[Any, ...] | None:
         return None
     flags = value.is_conj(), value.is_neg()
     return value.dtype, value.device, tuple(value.size()), tuple(value.stride()), flags
+
+
+def is_any_all_nan(outputs: Sequence[Any], undefined: Collection[int]) -> bool:
+    """Return whether all elements of any output are NaN, except for outputs with an index in `undefined`.
+
+    Memory is poisoned with NaN before a replay. So a replay that reads it at a wrong address agrees with KERNELS whose results are NaN,
+    as in the first steps of a training with a gradient scaler.
+    """
+    alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for index, each in enumerate(outputs):
+        if (
+            index not in undefined
+            and isinstance(each, torch.Tensor)
+            and each.numel()
+            and _has_nan(each.dtype)
+        ):
+            alike.setdefault((each.dtype, each.device), []).append(each.detach())
+    for some in alike.values():
+        # First elements alone, together: nearly always they are numbers.
+        are_nan = torch.isnan(torch.cat([*map(_first, some)])).tolist()
+        if any(bool(torch.isnan(each).all()) for each, is_nan in zip(some, are_nan, strict=True) if is_nan):
+            return True
+    return False
+
+
+def _has_nan(dtype: torch.dtype) -> bool:
+    return bool(dtype.is_floating_point or dtype.is_complex) and int(dtype.itemsize) > 1
+
+
+def _first(value: torch.Tensor) -> torch.Tensor:
+    return value.as_strided((1,), (1,), int(value.storage_offset()))
 
 
 # --- tensors that differ in any bit ------------------------------------------------------------------------------

@@ -31,10 +31,13 @@ from pygraphd.client.backend.errors import (
 )
 from pygraphd.client.common import log
 from pygraphd.client.common.garbage import no_garbage_collection
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.budget import Budget
+from pygraphd.client.recording.call_conditions import why_not_bind
 from pygraphd.client.recording.capture import GPU_WAITS, Capture
+from pygraphd.client.recording.comparison import ALL_NAN, is_any_all_nan
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, CapturedCall
 from pygraphd.client.recording.host_copies import for_host
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
@@ -147,8 +150,8 @@ class Pipeline:
         A call with collectives needs the `lockstep` of all ranks, and must not be doubted.
         """
         try:
-            if lockstep is None and not self._recorder.may_wait():
-                return Refusal(GPU_WAITS, Persistence.TRANSIENT, ReasonCode.CAPTURE_DISTURBED)
+            if refusal := self._why_not_wait(lockstep):
+                return refusal
             with self._timed(), no_garbage_collection():
                 if is_doubted or lockstep is not None:
                     in_full = None
@@ -157,31 +160,35 @@ class Pipeline:
                 )
         except OutOfStepError as error:
             out_of_memory = error.error
-        except RanksError as error:
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
+            return self._refusal(error)  # nothing has run yet: the call can run as if nothing had been
+        # Without what the recording holds: a program may catch it, and try a smaller batch.
+        out_of_memory.__context__ = None
+        raise out_of_memory.with_traceback(None)
+
+    def _refusal(self, error: Exception) -> Refusal:
+        reason = _first_line(error)
+        if isinstance(error, RanksError):
             return self._not_together(error)
-        except (TransientError, torch.OutOfMemoryError) as error:
+        if isinstance(error, TransientError | torch.OutOfMemoryError):
             is_short = isinstance(error, NoMemoryError | torch.OutOfMemoryError)
             self._report.count(refused_for_memory=int(is_short))
             code = ReasonCode.NO_MEMORY_TO_RECORD if is_short else ReasonCode.CANNOT_CAPTURE_NOW
-            return Refusal(_first_line(error), Persistence.TRANSIENT, code)
-        except NotRelocatableError as error:
+            return Refusal(reason, Persistence.TRANSIENT, code)
+        if isinstance(error, NotRelocatableError):
             if str(error) == WROTE_TO_INPUT:
                 self._report.count(wrong_results=1)
                 log.say(f"{WROTE_TO_INPUT}; its values may be wrong now", is_logged=True)
-            return Refusal(_first_line(error), Persistence.PERMANENT)
-        except (FallbackError, DriverError) as error:
-            reason = _first_line(error)
+            return Refusal(reason, Persistence.PERMANENT)
+        if isinstance(error, FallbackError | DriverError):
             self._retries[reason] += isinstance(error, DisturbedError)
             is_retried = 0 < self._retries[reason] <= MAX_RETRIES
             is_driver = isinstance(error, DriverError)
             code = ReasonCode.DRIVER_FAILED if is_driver else ReasonCode.CAPTURE_DISTURBED
             return Refusal(reason, Persistence.ONE_CALL if is_retried else Persistence.PROCESS, code)
-        except Exception as error:  # noqa: BLE001 - nothing has run yet: the call can run as if nothing had been
-            reason = f"recording failed: {_first_line(error)}"
-            return Refusal(reason, Persistence.PROCESS, ReasonCode.RECORDING_FAILED)
-        # Without what the recording holds: a program may catch it, and try a smaller batch.
-        out_of_memory.__context__ = None
-        raise out_of_memory.with_traceback(None)
+        return Refusal(f"recording failed: {reason}", Persistence.PROCESS, ReasonCode.RECORDING_FAILED)
 
     def compare(
         self, attempt: Attempt, outputs: Sequence[Any], lockstep: Lockstep | None = None
@@ -195,12 +202,17 @@ class Pipeline:
                 if lockstep is not None:
                     self._wait_for_gpu()
                 found = attempt.verification.disagreement(outputs, self._launch)
+                if found is None and is_any_all_nan(outputs, self._facts.undefined):
+                    return Refusal(ALL_NAN, Persistence.TRANSIENT, ReasonCode.VERIFICATION_FAILED)
                 if lockstep is not None and found is None:
                     lockstep.go_on()
                 return found
         except RanksError as error:
             return self._not_together(error)
-        except Exception as error:  # noqa: BLE001 - the call has its result; what cannot be verified is not used
+        except Exception as error:
+            # The call has its result; what cannot be verified is not used.
+            if raised_by_handler(error):
+                raise
             is_short = isinstance(error, torch.OutOfMemoryError)
             self._report.count(refused_for_memory=int(is_short))
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
@@ -214,6 +226,11 @@ class Pipeline:
             self.stuck.append(error)  # its traceback holds what was recorded
         persistence = Persistence.PROCESS if error.for_good else Persistence.ONE_CALL
         return Refusal(str(error), persistence, ReasonCode.RANKS_NOT_RECORDED)
+
+    def _why_not_wait(self, lockstep: Lockstep | None) -> Refusal | None:
+        if lockstep is not None or self._recorder.may_wait():
+            return None
+        return Refusal(GPU_WAITS, Persistence.TRANSIENT, ReasonCode.CAPTURE_DISTURBED)
 
     def _wait_for_gpu(self) -> None:
         if not self._recorder.is_idle_within(STUCK_S):
@@ -237,7 +254,9 @@ class Pipeline:
         in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
     ) -> Attempt:
-        if reason := _why_not_bind(inputs, self._recorder.device, self._facts, lockstep):
+        if reason := why_not_bind(
+            inputs, self._recorder.device, self._facts, is_in_lockstep=lockstep is not None
+        ):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs)
         make_sure_of, recorder = self.budget.make_sure_of, self._recorder
@@ -355,6 +374,8 @@ class Pipeline:
             if addresses is None or not isinstance(error, torch.OutOfMemoryError):
                 raise
         except Exception as error:
+            if raised_by_handler(error):
+                raise
             if _SAYS_INTERRUPTED in str(error):
                 raise DisturbedError(INTERRUPTED) from error
             if addresses is None:
@@ -448,23 +469,6 @@ def _release(capture: Capture) -> None:
     """Release the pool of a capture whose allocations have no memory of their own: their addresses stay until the call is closed."""
     if capture.addresses is not None:
         capture.let_go()
-
-
-def _why_not_bind(
-    inputs: Sequence[Any], device: torch.device, facts: GraphFacts, lockstep: Lockstep | None
-) -> str | None:
-    if lockstep is None and any(facts.collectives):
-        return f"it holds a collective ({min(frozenset().union(*facts.collectives))[0]})"
-    for index, value in enumerate(inputs):
-        if isinstance(value, torch.Generator):
-            if value.device != device:
-                return f"input {index} is a Generator of another device"
-            if not facts.is_repeatable:
-                # The operator may not be capturable, and up to torch 2.12 a failed capture leaves a generator as if it were captured still.
-                return f"input {index} is a Generator, and it holds a custom operator"
-        elif value is not None and not isinstance(value, torch.Tensor | int):
-            return f"input {index} is a {type(value).__name__}"
-    return None
 
 
 def _only_for_backward(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:

@@ -165,6 +165,8 @@ class Recordings:
             return self._fall_back(IN_A_CAPTURE, inputs)
         if torch_private.is_profiled() and not replay.can_launch_profiled:
             return self._fall_back(PROFILED, inputs)
+        if slot.waits_for_memory():
+            return self._fall_back(NO_MEMORY, inputs)
         if slot.is_new:
             self._begin_replays(slot, replay)
         if replay.layout.saves_together and torch_private.saves_by_hooks():
@@ -235,6 +237,8 @@ class Recordings:
             reason, mismatch = str(error), error.mismatch
         except torch.OutOfMemoryError:
             reason = NO_MEMORY
+            slot.note_shortage()
+            self._fused.pop(slot.size, None)
         except DriverError as error:
             reason = str(error)
             # After an error of the driver, the recording serves no further call.
@@ -247,6 +251,7 @@ class Recordings:
             if not slot.mismatches.add(inputs, mismatch) or self._why_no_more(slot.size):
                 return self._fall_back(reason, inputs)
             return self._record_or_fall_back(slot, inputs, reason)
+        slot.shortage = None
         if self._needs_draws and slot.replay is not None:
             self._note_draw(slot.replay, outputs, drawn)
         return outputs
@@ -333,10 +338,10 @@ class Recordings:
         self._trim()
         try:
             outputs = self._launch(inputs)
+            found = self._pipeline.compare(attempt, outputs)
         except BaseException:
             attempt.close()
             raise  # the user's own, as without us
-        found = self._pipeline.compare(attempt, outputs)
         if found is None:
             self._keep(slot, attempt)
             return outputs

@@ -140,6 +140,16 @@ class SizeSlot:
     refusal: Refusal | None = None
     calls: int = 0
     """Calls so far that were not replayed; counted where ranks record at the same one."""
+    shortage: Backoff | None = None
+    """When a replay is tried again, in calls; None: the latest one had memory."""
     retries: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY))
     disagreements: Disagreements = field(default_factory=Disagreements)
     mismatches: LayoutMismatches = field(default_factory=LayoutMismatches)
+
+    def note_shortage(self) -> None:
+        """Note that a replay lacked memory. Each try has PyTorch's allocator give back its cache, and tell its observers."""
+        self.shortage, self.is_new = self.shortage or Backoff(FIRST_RETRY), True
+
+    def waits_for_memory(self) -> bool:
+        """Count a call, and return whether it is to run as KERNELS since replays lacked memory."""
+        return self.shortage is not None and not self.shortage.count()

@@ -104,10 +104,10 @@ class Outputs:
         """For each output the object that it is at each call, or None."""
         pieces: list[Piece | None] = []
         for index, each in enumerate(outputs):
-            is_made = isinstance(each, Same) and pieces[each.index] is not None
-            pieces.append(
-                Piece(index, each.index, is_output=True) if is_made else _piece(index, each, dtypes)
-            )
+            if isinstance(each, Same) and pieces[each.index] is not None:
+                pieces.append(Piece(index, each.index, is_output=True))
+            else:
+                pieces.append(_piece(index, each, dtypes))
         self.pieces = [piece for piece in pieces if piece is not None]
         """The outputs that are memory, inputs, or tensors over these; the helper makes them."""
         self._others = {

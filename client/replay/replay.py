@@ -16,6 +16,7 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError, ProfiledError
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.replay.native.ffi import Parts, TensorOps
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class _AsFallback:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, _KNOWN):
+        # An exception of a signal handler may come right after the launch, and the kernels must not run a second time.
+        if isinstance(error, Exception) and not isinstance(error, _KNOWN) and not raised_by_handler(error):
             raise FallbackError(f"a replay failed: {type(error).__name__}") from error
 
 

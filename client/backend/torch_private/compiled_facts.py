@@ -64,6 +64,8 @@ class CompiledFacts:
     """The operators that have to run at each call; see `operators.host_operators`."""
     is_repeatable: bool = True
     """Whether all operators are known to run nothing on the host, so that a further launch is harmless."""
+    hides_writes: bool = False
+    """Whether an operator may write to inputs beside `mutated_inputs`; see `vouched_operators.hides_writes`."""
     is_vouched: bool = True
     """Whether all operators are known to run nothing on the host, or are vouched for by the user."""
     calls_host_operators: bool = False
@@ -129,12 +131,15 @@ def facts(
         mutated_inputs=tuple(compiled.mutated_input_idxs),
         maps=_partition_maps(compiled) if is_split or not refusal else (),
         host_operators=operators,
+        # Hooks of the program's on intermediate values are calls in the generated code.
         calls_host_operators=uses_streams
+        or "run_intermediate_hooks(" in code
         or (bool(operators) and not is_split_around(compiled.source_code, operators)),
         is_repeatable=not vouched_operators.not_vouched(named),
+        hides_writes=vouched_operators.hides_writes(named),
         is_vouched=not vouched_operators.not_vouched(named, vouched),
         saved=saved_outputs(compiled),
-        collectives=collectives_in(code, partitions),
+        collectives=collectives_in(code, named, partitions),
         launches=launches,
         launches_between=between,
         donated_inputs=donated_inputs(compiled, code) if graph_kwargs["is_backward"] else frozenset(),

@@ -18,7 +18,7 @@ from pygraphd.client.backend.torch_private.operators import host_operators, over
 from pygraphd.client.backend.torch_private.passes import current_pass, is_added, is_for_export
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 def graphs_are_split() -> bool:
@@ -190,20 +190,34 @@ def without_kernels(source: str) -> str:
     return _KERNEL.sub("", source)
 
 
-def collectives_in(source: str, partitions: int) -> tuple[frozenset[tuple[str, str]], ...]:
-    """Return for each partition the collectives that its generated code calls, as (`namespace::operator`, name of the group)."""
-    if not any(f"torch.ops.{each}." in source for each in _OF_COLLECTIVES):
+def collectives_in(
+    source: str, operators: Iterable[str], partitions: int
+) -> tuple[frozenset[tuple[str, str]], ...]:
+    """Return for each partition the collectives that its generated code calls, as (`namespace::operator`, name of the group).
+
+    `operators` are those of the graph. If generated code calls its collectives where this does not read them, each partition is said to
+    call unread code: in C++ (`cpp_wrapper`), or in a function of a nested region, which any partition may call.
+    """
+    if not (named := sorted(filter(_is_collective, operators))):
         return (frozenset[tuple[str, str]](),) * partitions  # at once, as for nearly all graphs
     found: dict[str, set[tuple[str, str]]] = {}
     for function, line in _code(source):
         for namespace, name in _CALL.findall(line):
-            if namespace in _OF_COLLECTIVES and not name.startswith("wait_"):
+            if _is_collective(operator := f"{namespace}::{name}"):
                 # The group is the last text among the arguments.
                 group = [*_TEXT.findall(line), ""][-2:][0]
-                found.setdefault(function, set()).add((f"{namespace}::{name}", group))
-    if not _has_partitions(source):
+                found.setdefault(function, set()).add((operator, group))
+    has_partitions = _has_partitions(source)
+    if not found or (has_partitions and not all(map(_READ.match, found))):
+        return (frozenset({(f"code that is not read ({named[0]})", "")}),) * partitions
+    if not has_partitions:
         return (frozenset().union(*found.values()),) * partitions
     return tuple(frozenset(found.get(f"def partition_{each}", ())) for each in range(partitions))
+
+
+def _is_collective(operator: str) -> bool:
+    namespace, _, name = operator.partition("::")
+    return namespace in _OF_COLLECTIVES and not name.startswith("wait_")
 
 
 def launches_in(source: str, partitions: int) -> tuple[tuple[int, ...], int]:
@@ -237,6 +251,8 @@ def _has_partitions(source: str) -> bool:
     return "\ndef partition_0(" in f"\n{source}"
 
 
+_READ = re.compile(r"def partition_\d+$|class Runner")
+"""Functions and classes of generated code that are a partition, or run between partitions."""
 _OF_COLLECTIVES = frozenset({"_c10d_functional", "_dtensor", "c10d", "c10d_functional", "symm_mem"})
 """Namespaces of the operators that wait for other ranks."""
 _CALL = re.compile(r"\btorch\.ops\.(\w+)\.(\w+)(?:\.\w+)?\(")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
 
+from pygraphd.client.analysis.graph_facts import facts_of
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import partitions, requirements
 from pygraphd.client.decisions import fingerprint
@@ -302,6 +303,10 @@ GATHER = "    buf3 = torch.ops._c10d_functional.all_gather_into_tensor.default(b
 WAIT = "    torch.ops._c10d_functional.wait_tensor.default(buf2)\n"
 
 
+OPERATORS = ["_c10d_functional::all_reduce_", "_c10d_functional::wait_tensor", "aten::mm"]
+UNREAD = ([("code that is not read (_c10d_functional::all_reduce_)", "")],) * 2
+
+
 @pytest.mark.parametrize(
     ("source", "found"),
     [
@@ -309,11 +314,14 @@ WAIT = "    torch.ops._c10d_functional.wait_tensor.default(buf2)\n"
         (f"def partition_0(args):\n    mm(a)\ndef partition_1(args):\n{WAIT}class Runner:\n    {REDUCE}", ((), ())),
         (f"class Runner:\n    def call(self, args):\n    {REDUCE}", (REDUCES,) * 2),
         (f"class Runner:\n    def call(self, args):\n    {GATHER}", ([("_c10d_functional::all_gather_into_tensor", "f00")],) * 2),
-        (f"class Runner:\n    def call(self, args):\n    #{REDUCE}", ((), ())),
+        (f"class Runner:\n    def call(self, args):\n    #{REDUCE}", UNREAD),
+        ("cpp_wrapper_src = 'aoti_torch_cuda__c10d_functional_all_reduce_(x)'\n", UNREAD),
+        (f"def repeated_subgraph0(args):\n{REDUCE}def partition_0(args):\n    mm(a)\ndef partition_1(args):\n{REDUCE}", UNREAD),
     ],
 )  # fmt: skip
 def test_the_collectives_of_each_partition_are_found(source: str, found: tuple[Any, ...]) -> None:
-    assert partitions.collectives_in(source, 2) == tuple(map(frozenset, found))
+    assert partitions.collectives_in(source, OPERATORS, 2) == tuple(map(frozenset, found))
+    assert partitions.collectives_in(source, OPERATORS[1:], 2) == (frozenset(),) * 2
 
 
 TRITON = "    triton_poi_fused_0.run(buf0, 64, stream=stream0)\n"
@@ -402,6 +410,47 @@ def test_the_backward_of_a_jagged_tensor_reads_its_size_off_a_tensor() -> None:
         torch._dynamo.reset()
     assert (True, True) in seen
     assert (True, False) not in seen
+
+
+class Layer(torch.nn.Module):  # type: ignore[misc]
+    """A layer with a recurrent state, as of a state-space model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    @torch.compiler.nested_compile_region  # type: ignore[untyped-decorator]
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        state.mul_(0.9).add_(self.linear(x))
+        return x + state
+
+
+def test_any_input_may_be_written_by_a_nested_region() -> None:
+    """Inductor does not list the states among the inputs that are written."""
+    layers, x = [Layer() for _ in range(3)], torch.ones(4, 8)
+    states = [torch.ones(4, 8) for _ in layers]
+    seen: list[Any] = []
+
+    def note(original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]) -> None:
+        seen.append(facts_of(torch_private.facts(compiled, graph_kwargs)))
+        original()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        for layer, state in zip(layers, states, strict=True):
+            x = layer(x, state)
+        return x
+
+    uninstall = torch_private.install(note, lambda original, runnable, kwargs: original(runnable, **kwargs))
+    try:
+        torch._dynamo.reset()
+        with torch.no_grad():
+            torch.compile(step)(x)
+    finally:
+        uninstall()
+        torch._dynamo.reset()
+
+    assert not torch.equal(states[0], torch.ones(4, 8))
+    assert [each.written for each in seen] == [None]
 
 
 def test_nothing_is_split_where_inductor_plans_memory() -> None:

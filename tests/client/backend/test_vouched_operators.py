@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pygraphd.client.backend.vouched_operators import OF_OTHERS, OF_PYTORCH, not_vouched
+from pygraphd.client.backend.vouched_operators import OF_OTHERS, OF_PYTORCH, hides_writes, not_vouched
 from pygraphd.client.frontend import settings
 
 
@@ -47,3 +47,17 @@ def test_the_option_takes_names_and_tells_of_what_is_none() -> None:
         "PYGRAPH_GRAPH_OPS: x.y",
     ]
     assert settings.read({}).graph_ops == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("operators", "hides"),
+    [
+        (["aten::copy_", "higher_order::triton_kernel_wrapper_mutation"], False),
+        (["aten::mm", "higher_order::invoke_subgraph"], True),
+        (["flash_attn::_flash_attn_forward"], False),
+        (["flash_attn_3::fwd"], True),
+        ([], False),
+    ],
+)
+def test_operators_that_write_more_than_inductor_lists_are_known(operators: list[str], hides: bool) -> None:
+    assert hides_writes(operators) is hides

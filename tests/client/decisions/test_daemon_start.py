@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -53,3 +55,24 @@ def test_a_socket_that_may_not_be_used_is_not_replaced(tmp_path: Path) -> None:
 
     assert reason is not None
     assert reason.startswith("not started: connection failed")
+
+
+ADOPTING = """
+import ctypes, sys
+from pygraphd.client.decisions import daemon_start
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+print(daemon_start.why_not({}), daemon_start.why_not({"PYGRAPHD_AUTOSTART": "1"}), sep="|")
+sys.frozen = True
+ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+print(daemon_start.why_not({}))
+"""
+"""A process that becomes the parent of orphans, as the first one of a container is; and then one of a program with a Python of its own."""
+
+
+def test_no_daemon_becomes_a_child_of_the_program() -> None:
+    run = subprocess.run([sys.executable, "-c", ADOPTING], capture_output=True, text=True, check=True)
+
+    assert run.stdout.splitlines() == [
+        "it would become a child of this process|None",
+        "this program has a Python of its own, which runs no modules",
+    ]

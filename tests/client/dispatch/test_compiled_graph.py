@@ -214,6 +214,9 @@ def calling(*collectives: str) -> Compiled:
         f"def partition_{index}(args):\n    torch.ops._c10d_functional.{each}.default(buf0, '0')\n"
         for index, each in enumerate(collectives)
     )
+    compiled.inductor_post_grad_graph_str = "\n".join(
+        f"    a = torch.ops._c10d_functional.{each}.default(b, '0')" for each in collectives
+    )
     return compiled
 
 

@@ -78,7 +78,7 @@ def test_outputs_where_temporaries_were_have_storages_of_their_own(case: Case) -
     case.expect(captured=1)
 
 
-class OfASum(torch.autograd.Function):
+class OfASum(torch.autograd.Function):  # type: ignore[misc]
     """A function of the sum of two parameters: compiled code returns one tensor as the gradient of both."""
 
     @staticmethod

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording import comparison, verification
+from pygraphd.client.recording import comparison, recordings, verification
+from pygraphd.client.recording.comparison import ALL_NAN, is_any_all_nan
 from tests.support.recording_case import Case, Operations, Recording, add, case, is_transient
 
 if TYPE_CHECKING:
@@ -319,3 +320,49 @@ def test_a_not_a_number_is_as_good_as_another(case: Case) -> None:
         run([case.floats(float("nan"), float("inf")), case.floats(1, 2)])
 
     case.expect(captured=1)
+
+
+@pytest.mark.parametrize("first", [1.0, float("nan")])
+def test_a_wrong_address_does_not_hide_behind_results_that_are_not_a_number(case: Case, first: float) -> None:
+    """An address in a table is not found. Poison is read there, which is NaN, as the results of an overflowing step are."""
+    run = case.make(lambda operations, inputs: (operations.look_up(inputs[0]),))
+    for _ in range(3):
+        run([case.floats(first, first)])
+    for value in range(1, 40):
+        assert run([case.floats(value, value)])[0].tolist() == [value, value]
+
+    case.expect(captured=0)
+    assert run.refusal == "verification: output 0 differs in where it has NaN or infinity"
+
+
+def test_a_recording_whose_results_were_nan_is_made_again_once_they_are_numbers(case: Case) -> None:
+    run = case.make(add)
+    for value in [float("nan")] * 4 + [1.0] * 13:
+        run([case.floats(value, value), case.floats(1, 1)])
+    assert (case.report.counts["captured"], is_transient(run)) == (0, True)
+    for _ in range(10):
+        run([case.floats(1, 1), case.floats(1, 1)])
+
+    case.expect(captured=1)
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, ALL_NAN: 16}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "undefined", "found"),
+    [
+        ([torch.tensor([float("nan")] * 3)], (), True),
+        ([torch.tensor([float("nan")] * 3)], (0,), False),
+        ([torch.tensor([float("nan"), float("nan"), 1.0])], (), False),
+        ([torch.ones(3), None, torch.full((2, 3), float("nan"), dtype=torch.float16)], (), True),
+        ([torch.ones(3), torch.full((2, 3), float("inf")), torch.zeros(0)], (), False),
+        ([torch.full((4, 4), float("nan")).t()[1:], 1], (), True),
+        ([torch.full((2,), complex("nan+nanj")), torch.ones(1, dtype=torch.int64)], (), True),
+        ([torch.full((2,), complex("nan+nanj")).conj()], (), True),
+        ([torch.full((2,), float("nan")).to(torch.float8_e5m2)], (), False),
+        ([], (), False),
+    ],
+)
+def test_which_results_are_nan_throughout(
+    outputs: list[Any], undefined: tuple[int, ...], found: bool
+) -> None:
+    assert is_any_all_nan(outputs, undefined) is found

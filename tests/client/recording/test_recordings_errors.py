@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import IN_A_CAPTURE, FallbackError
 from pygraphd.client.recording import budget, recordings
 from pygraphd.client.replay.relocation_table import BLOCK
@@ -204,8 +205,50 @@ def test_out_of_memory_is_a_reason(case: Case, monkeypatch: pytest.MonkeyPatch) 
 
     assert case.report.fallbacks[recordings.NO_MEMORY] == 1
     monkeypatch.undo()
-    assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    for _ in range(16):
+        assert run([case.floats(3), case.floats(4)])[0].tolist() == [7]
+    assert case.report.fallbacks[recordings.NO_MEMORY] == 1 + 15
+    (replay,) = run.replays
+    assert replay.counts.replays == 2  # one is the trial of the recording
     case.expect(captured=1)
+
+
+@pytest.mark.parametrize("by_helper", [False, True])
+def test_a_replay_that_lacks_memory_is_tried_at_fewer_and_fewer_calls(
+    case: Case, monkeypatch: pytest.MonkeyPatch, by_helper: bool
+) -> None:
+    tried, is_full, call = list[int](), False, 0
+    original = torch_private.allocator
+
+    def allocator(device: torch.device) -> Any:
+        allocate = original(device)
+
+        def limited(*arguments: Any) -> torch.Tensor:
+            if is_full:
+                tried.append(call)
+                raise torch.OutOfMemoryError("full")
+            found: torch.Tensor = allocate(*arguments)
+            return found
+
+        return limited
+
+    monkeypatch.setattr(torch_private, "allocator", allocator)
+    made = case.make(add)
+    for _ in range(4):
+        made([case.floats(1), case.floats(2)])
+    run, is_full = made.run if by_helper else made, True
+    while call < 200:
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+        call += 1
+    assert tried == [0, 16, 48, 112]
+
+    is_full = False
+    for _ in range(60):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    assert case.report.fallbacks[recordings.NO_MEMORY] == 240
+    is_full, call = True, 300
+    run([case.floats(1), case.floats(2)])
+    assert tried == [0, 16, 48, 112, 300]
 
 
 def test_another_thread_launches_while_one_records(case: Case) -> None:

@@ -13,6 +13,7 @@ from pygraphd.client.replay.outputs import (
     Fixed,
     Flagged,
     Input,
+    Output,
     Outputs,
     Part,
     Same,
@@ -68,7 +69,7 @@ def test_outputs_that_are_one_tensor_are_one_object(loaded_helper: TensorOps, is
     of = Part(1, (2,), (1,), 0, torch.complex64)
     complex_part = Flagged(of, torch.empty(0, dtype=torch.complex64).conj()) if is_conjugate else of
     constant = Fixed(torch.ones(3))
-    made = [
+    made: list[Output] = [
         Input(0),
         Same(0),
         part,

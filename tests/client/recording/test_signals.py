@@ -1,0 +1,167 @@
+"""An exception that a signal handler of the program raises is the program's, whenever the signal comes, and no call runs twice."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pygraphd.client.common.guard import guarded
+from pygraphd.client.common.report import Report
+from pygraphd.client.common.signals import raised_by_handler
+from pygraphd.client.decisions.transport import Transport
+from pygraphd.client.recording.verification import Verification
+from tests.support.recording_case import Case, Operations, add, case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+__all__ = ["case"]  # a fixture
+pytestmark = pytest.mark.torch
+
+
+class TimeLimitError(TimeoutError):
+    """As job queues define it."""
+
+
+class Limit:
+    """A handler of a class of the program's own."""
+
+    def __call__(self, *_: object) -> None:
+        raise TimeLimitError("the time is over")
+
+    def method(self, *_: object) -> None:
+        self()
+
+
+def limit(*_: object) -> None:
+    raise TimeLimitError("the time is over")
+
+
+HANDLERS: list[Callable[..., Any]] = [
+    limit,
+    Limit(),
+    Limit().method,
+    functools.partial(limit, 1),
+    lambda *_: limit(),
+]
+
+
+@pytest.fixture(params=range(len(HANDLERS)))
+def handled(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, HANDLERS[request.param])
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.fixture
+def limited() -> Iterator[None]:
+    before = signal.signal(signal.SIGUSR1, limit)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def strike(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGUSR1)
+
+
+@pytest.mark.usefixtures("handled")
+def test_an_exception_of_a_handler_is_told_from_others() -> None:
+    with pytest.raises(TimeLimitError) as raised:
+        strike()
+    assert raised_by_handler(raised.value)
+
+    with pytest.raises(TimeLimitError) as raised:
+        raise TimeLimitError
+    assert not raised_by_handler(raised.value)
+    assert not raised_by_handler(TimeLimitError())
+    assert not raised_by_handler(None)
+
+
+@pytest.mark.usefixtures("limited")
+def test_it_is_not_counted_as_a_failure_of_ours() -> None:
+    report = Report()
+    with pytest.raises(TimeLimitError), guarded(report, "something"):
+        strike()
+    with guarded(report, "something"):
+        raise TimeLimitError
+
+    assert report.summary()["failures"] == {"something: TimeLimitError": 1}
+
+
+@pytest.mark.usefixtures("limited")
+def test_it_is_no_missing_answer_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transport, "_request", strike)
+
+    with pytest.raises(TimeLimitError):
+        Transport(tmp_path / "s").request("GET", "/v1/ping")
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_signal_within_a_capture_ends_the_call_and_refuses_nothing(case: Case) -> None:
+    struck = threading.Event()
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if operations is not case.recorder.launching and not struck.is_set():
+            struck.set()
+            strike()
+        return add(operations, inputs)
+
+    run = case.make(body)
+    run([case.floats(1), case.floats(2)])
+    with pytest.raises(TimeLimitError):
+        run([case.floats(1), case.floats(2)])
+    assert run.refusal is None
+    for _ in range(3):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    case.expect(captured=1)
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_signal_within_a_verification_ends_the_call(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = case.make(add)
+    run([case.floats(1), case.floats(2)])
+    with monkeypatch.context() as patch:
+        patch.setattr(Verification, "disagreement", strike)
+        with pytest.raises(TimeLimitError):
+            run([case.floats(1), case.floats(2)])
+    assert run.refusal is None
+    for _ in range(3):
+        run([case.floats(1), case.floats(2)])
+    case.expect(captured=1)
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_a_call_whose_launch_a_signal_follows_does_not_run_again(
+    case: Case, monkeypatch: pytest.MonkeyPatch, by_steps: bool
+) -> None:
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(inputs[0], inputs[1])
+        return (operations.random(),)
+
+    armed = False
+    launch = case.emulator.driver.launch
+
+    def launch_and_strike(executable: int, stream: int) -> None:
+        launch(executable, stream)
+        if armed:
+            strike()
+
+    monkeypatch.setattr(case.emulator.driver, "launch", launch_and_strike)
+    cache, one = case.floats(0), case.floats(1)
+    made = case.make(body)
+    for _ in range(4):
+        made([cache, one])
+    run, armed = made if by_steps else made.run, True
+    for _ in range(10):
+        with pytest.raises(TimeLimitError):
+            run([cache, one])
+
+    assert cache.tolist() == [14]
+    case.expect(captured=1)
