@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 ROOT = 0
 REMEDY = "set PYGRAPHD_HOME to a folder of yours"
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_CREDENTIALS = struct.Struct("3i")
+_CREDENTIALS = struct.Struct("iII")
 
 
 class StrangerError(OSError):
@@ -29,12 +29,14 @@ class StrangerError(OSError):
 
 def connect(path: Path, timeout_s: float) -> socket.socket:
     """Return a socket connected to a process of this user or of root; raises StrangerError, or another OSError."""
+    # Before connecting: who can write to the folder can put a socket in the place of ours.
     if problem := why_not_private(path.parent, owners={ROOT, os.geteuid()}):
         raise StrangerError(problem)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
         connection.connect(str(path))
+        # The kernel tells who listens. The owner of the socket file may be somebody else.
         _pid, uid = credentials(connection)
         if uid not in {ROOT, os.geteuid()}:
             raise StrangerError(f"{path}: a process of uid {uid} listens there, not one of yours; {REMEDY}")
@@ -53,6 +55,7 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
 
 def why_not_private(folder: Path, owners: set[int] | None = None) -> str | None:
     """Return why a folder may be changed by users other than `owners` (by default this one), and the remedy; raises OSError."""
+    # lstat: whoever owns a link can turn it to another folder after this check.
     status = folder.lstat()
     if stat.S_ISLNK(status.st_mode):
         return f"{folder}: is a symbolic link; give the folder itself"
@@ -71,6 +74,7 @@ def refuse_planted(folder: Path) -> None:
         there, around = folder.lstat(), folder.parent.stat()
     except (FileNotFoundError, NotADirectoryError):
         return
+    # The sticky bit of /tmp keeps others from renaming our folder, but not from making it first.
     ours = there.st_uid in {ROOT, os.geteuid()} and not stat.S_ISLNK(there.st_mode)
     if around.st_mode & stat.S_IWOTH and not ours:
         raise PermissionError(f"{folder} is somebody else's")
@@ -85,8 +89,10 @@ def refuse_shared(folder: Path) -> None:
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, *, follow: bool = False) -> int:
     """Open a regular file (0600 if it is made) and return its descriptor; a pipe or a device is an OSError, and never waited for."""
+    # O_NONBLOCK: to open a pipe would wait for its other end (fifo(7)); a regular file knows no difference.
     flags |= os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags, 0o600)
+    # Of the open file: between a look at the name and the open, another file could be put there.
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
@@ -105,8 +111,10 @@ def replace_file(path: Path, data: bytes, mode: int | None = None) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             if mode is not None:
+                # Not by the mode at open, from which the umask takes bits away.
                 os.fchmod(descriptor, mode)
         temporary.replace(path)
+    # At an interrupt, too: nobody else knows the name, so the file would stay for ever.
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()

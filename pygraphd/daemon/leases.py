@@ -50,6 +50,7 @@ class Leases:
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
+        # Monotonic by default: a clock that is set would end all leases, or prolong them.
         self._clock = clock
         self._leases: dict[tuple[str, str], _Lease] = {}
 
@@ -75,6 +76,7 @@ class Leases:
             self._leases.pop((environment, graph), None)
         for graph in others:
             lease = self._leases.get((environment, graph))
+            # Pid 0 stands for all processes of other namespaces: one must not end the lease of another.
             if lease is not None and lease.holder.pid == peer.pid != 0:
                 del self._leases[environment, graph]
 
@@ -85,15 +87,21 @@ class Leases:
 
     def by_pid(self) -> dict[int, list[str]]:
         """Return the graphs that each process may measure now."""
-        self._drop_old()
+        now = self._clock()
         held: dict[int, list[str]] = {}
         for (_, graph), lease in self._leases.items():
+            if lease.expires <= now:
+                continue
             held.setdefault(lease.holder.pid, []).append(graph)
         return held
 
     def _is_free(self, key: tuple[str, str], holder: Holder) -> bool:
         lease = self._leases.get(key)
-        return lease is None or lease.holder.name == holder.name or lease.holder.is_dead()
+        # One that has expired may stand behind one that has not, if the daemon's settings have shortened leases since.
+        if lease is None or lease.expires <= self._clock():
+            return True
+        # By name, as pid 0 is that of all processes of other namespaces.
+        return lease.holder.name == holder.name or lease.holder.is_dead()
 
     def _drop_old(self) -> None:
         now = self._clock()

@@ -15,7 +15,6 @@ from pygraphd.schema import ownership
 if TYPE_CHECKING:
     from pathlib import Path
 
-_OTHER_UID = 12345
 _AS_OTHER = """
 import os, socket, sys
 listener = socket.socket(socket.AF_UNIX)
@@ -50,15 +49,14 @@ def test_whoever_listens_in_a_folder_that_others_can_write_to_is_not_believed(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
-def test_another_users_process_is_not_believed_even_in_a_folder_of_our_own(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _AS_OTHER, str(tmp_path / "s"), str(_OTHER_UID)]
+@pytest.mark.parametrize("uid", [12345, 3_000_000_000], ids=["small", "beyond 2**31"])
+def test_another_users_process_is_not_believed_even_in_a_folder_of_our_own(tmp_path: Path, uid: int) -> None:
+    command = [sys.executable, "-c", _AS_OTHER, str(tmp_path / "s"), str(uid)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as theirs:
         assert theirs.stdout is not None
         assert theirs.stdout.readline()
 
-        with pytest.raises(
-            ownership.StrangerError, match=f"a process of uid {_OTHER_UID} .*; set PYGRAPHD_HOME"
-        ):
+        with pytest.raises(ownership.StrangerError, match=f"a process of uid {uid} .*; set PYGRAPHD_HOME"):
             ownership.connect(tmp_path / "s", 10.0)
 
 

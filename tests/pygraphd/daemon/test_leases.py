@@ -159,3 +159,17 @@ def test_no_two_hold_one_graph_at_a_time(steps: list[tuple[object, ...]]) -> Non
     assert {graph for graph, (_, until) in held.items() if until > clock.now} <= {
         graph for _, graph in leases._leases
     }
+
+
+def test_a_lease_that_was_granted_for_less_time_ends_before_an_earlier_one(
+    leases: Leases, clock: Clock
+) -> None:
+    """The daemon's settings may shorten leases while it runs."""
+    leases.ask(E, [A], holder("first"))
+    leases.seconds = SECONDS / 10
+    leases.ask(E, [B], holder("second"))
+
+    clock.now = SECONDS / 10
+
+    assert leases.by_pid() == {os.getpid(): [A]}
+    assert leases.ask(E, [A, B], holder("third")) == (B,)
