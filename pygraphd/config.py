@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from pygraphd.errors import UsageError
 from pygraphd.remedies import unreadable
 from pygraphd.schema import shipped
-from pygraphd.schema.durations import human_duration, parse_duration
+from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.messages import MAX_LEASE_S
 from pygraphd.schema.ownership import open_regular
 from pygraphd.schema.sizes import parse_size, size_text
@@ -37,6 +37,9 @@ _DEFAULTS = {
 _ENVIRONMENT_PREFIX = "PYGRAPHD_"
 MIN_SIZE = 10**6
 """Bytes below which a size limit is refused: the tables alone take some hundred kilobytes."""
+
+_TIME_UNITS = {"d": 86400, "h": 3600, "m": 60}
+_SIZE_UNITS = {" GB": 10**9, " GiB": 2**30, " MB": 10**6, " MiB": 2**20, " kB": 10**3, " KiB": 2**10}
 
 _PORT = re.compile(r"0*[0-9]{1,5}")
 
@@ -162,7 +165,7 @@ def flag_variable(name: str) -> str:
 
 
 def shown(name: str, value: object) -> str:
-    """Return the value of a setting for people; one of an unknown name, as another version may have, as it is."""
+    """Return the value of a setting for people, to the last digit; one of an unknown name, as another version may have, as it is."""
     if name == "team_url" and not value:
         return "none"
     if isinstance(value, str) or name not in _DEFAULTS:
@@ -172,7 +175,15 @@ def shown(name: str, value: object) -> str:
         return {"idle_exit": "never", "metrics_port": "none"}.get(name, "no limit")
     if name == "metrics_port":
         return str(value)
-    return size_text(value) if name == "max_size" else human_duration(value)
+    return _exact(value, _SIZE_UNITS, " bytes") if name == "max_size" else _exact(value, _TIME_UNITS, "s")
+
+
+def _exact(value: float, units: Mapping[str, int], otherwise: str) -> str:
+    """Return a value as a whole number of the largest unit of which it is one, else with all its digits."""
+    unit = next((name for name, factor in units.items() if value >= factor and value % factor == 0), None)
+    if unit is None:
+        return f"{f'{value:.6f}'.rstrip('0').rstrip('.')}{otherwise}"
+    return f"{int(value // units[unit])}{unit}"
 
 
 def _plain(value: object) -> object:

@@ -26,6 +26,12 @@ class UsageError(CommandError):
     exit_code = Exit.USAGE
 
 
+class DatabaseError(CommandError):
+    """The database cannot be used as it is; the line says what to do with the file."""
+
+    exit_code = Exit.USAGE
+
+
 class NotRunningError(CommandError):
     """The command needs a running daemon, and there is none."""
 

@@ -25,10 +25,13 @@ class TeamUrl:
         if not self.secret:
             return ""
         parts = urlsplit(self.secret)
-        query = [(name, _HIDDEN if name in _SECRETS else value) for name, value in parse_qsl(parts.query)]
-        return parts._replace(
-            scheme=SCHEMES[0], netloc=_without_password(parts), query=urlencode(query, safe="*/")
-        ).geturl()
+        given = parse_qsl(parts.query, keep_blank_values=True)
+        query = urlencode(
+            [(name, _HIDDEN if name in _SECRETS else value) for name, value in given], safe="*/"
+        )
+        # Not `geturl`, which leaves the "//" out where there is no host.
+        place = f"{SCHEMES[0]}://{_without_password(parts)}{parts.path}"
+        return f"{place}{f'?{query}' if query else ''}{f'#{parts.fragment}' if parts.fragment else ''}"
 
     def __repr__(self) -> str:
         return f"TeamUrl({str(self)!r})"
@@ -60,6 +63,8 @@ def read_team_url(text: str, origin: str) -> TeamUrl:
         raise UsageError(f"{origin}: is no URL: give {_EXAMPLE}") from error
     if parts.scheme not in SCHEMES:
         raise UsageError(f"{origin}: expected a URL of PostgreSQL: {_EXAMPLE}")
+    if not text[len(parts.scheme) :].startswith("://"):
+        raise UsageError(f"{origin}: is no URL: give {_EXAMPLE}")
     if not (parts.hostname or dict(parse_qsl(parts.query)).get("host")):
         raise UsageError(f"{origin}: names no host: give {_EXAMPLE}")
     return TeamUrl(text)

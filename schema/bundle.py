@@ -64,6 +64,7 @@ def read(folder: Path, environment: str, graph: str) -> Portable | None:
     content = decode(_File, data)
     if (content.format, content.version) != (FORMAT, FORMAT_VERSION):
         raise InvalidMessageError(f"version {content.version!s:.20} of {content.format!r:.40}")
+    # A file that was renamed, copied or forged must not answer for another graph than its own.
     if content.entry.key != (environment, graph):
         raise InvalidMessageError("entry: is of another graph or environment")
     return _as_bundled(content.entry)
@@ -102,6 +103,7 @@ def write(
     with _lock(folder / _LOCK) as is_ours:
         while True:
             may_write = is_ours() or time.monotonic() > end
+            # Once more under the lock: what its holder before has written need not be written again.
             missing = wanted - (_keys(folder) - own)
             if may_write or not missing:
                 break
@@ -129,6 +131,7 @@ def _lock(path: Path) -> Iterator[Callable[[], bool]]:
     with contextlib.suppress(OSError):
         # Of another user's file the lock can be had by reading, but not over NFS.
         with contextlib.suppress(PermissionError):
+            # 0666: the folder and the umask give the rights, as those of a group.
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o666)
         if descriptor is None:
             descriptor = os.open(path, os.O_RDONLY | flags)

@@ -17,6 +17,7 @@ def check_text(name: str, value: object, maximum: int) -> str:
         raise InvalidMessageError(f"{name}: expected text, got {type(value).__name__}")
     if len(value) > maximum:
         raise InvalidMessageError(f"{name}: {len(value)} characters, at most {maximum} allowed")
+    # Texts go to terminals, and into answers and log lines of one line each.
     if not value.isprintable():
         raise InvalidMessageError(f"{name}: control characters are not allowed")
     return value
@@ -24,6 +25,7 @@ def check_text(name: str, value: object, maximum: int) -> str:
 
 def check_int(name: str, value: object, maximum: int, minimum: int = 0) -> int:
     """Return `value` if it is an integer (no bool) in `minimum..maximum`."""
+    # bool is a subclass of int: `true` in JSON would pass for 1.
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidMessageError(f"{name}: expected an integer, got {type(value).__name__}")
     if not minimum <= value <= maximum:

@@ -37,6 +37,7 @@ def digest(label: str, fields: Iterable[tuple[str, str]]) -> str:
 
 
 def _feed(sha: hashlib._Hash, text: str) -> None:
+    # Text from file names and variables may hold lone surrogates, which UTF-8 alone refuses.
     payload = text.encode("utf-8", "surrogatepass")
     sha.update(len(payload).to_bytes(8, "big"))
     sha.update(payload)
@@ -50,6 +51,7 @@ class Environment:
     a factor that could not be read is "unknown: " and why, so that a broken machine shares no rows with a sound one.
     """
 
+    # Names and order of the fields are hashed: a change makes every stored entry unfindable.
     gpu: str
     capability: str
     sm_count: int
@@ -138,6 +140,7 @@ _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 _KERNEL_INDEX = re.compile(r"\b(kernel_idx|constant_args_idx) = \d+")
 _DEVICE = re.compile(r"\b(cuda|xpu):(\d+)|(device\(type='\w+', index=)(\d+)")
 _DEFINED = re.compile(r"""^\s+(\w+)(?:: "[^"]*")? = |[(,] ?(\w+): "|\b([su]\d+)\b""", re.MULTILINE)
+# Nothing behind a dot: the name of an operator stays, though a value may be called alike.
 _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 
 
@@ -162,6 +165,7 @@ def _renumber_devices(text: str) -> str:
 
     def rename(match: re.Match[str]) -> str:
         kind, index, prefix, keyword_index = match.groups()
+        # By appearance, not one for all: a graph on two GPUs must not get the key of one on a single GPU.
         number = order.setdefault(index or keyword_index, len(order))
         return f"{kind}:{number}" if kind else f"{prefix}{number}"
 

@@ -59,6 +59,7 @@ def locate(environ: Mapping[str, str] | None = None) -> Locations:
     """Return the paths that the environment variables ask for; creates nothing, raises nothing."""
     environ = os.environ if environ is None else environ
     if home := environ.get("PYGRAPHD_HOME"):
+        # A daemon runs in "/", where a relative path would lead to another folder.
         folder = Path(home).absolute()
         return Locations(folder, folder, _socket(folder))
     runtime = _runtime_folder(environ)
@@ -74,6 +75,7 @@ def environ_elsewhere(environ: Mapping[str, str] | None = None) -> dict[str, str
 
 def _runtime_folder(environ: Mapping[str, str]) -> Path:
     base = environ.get("XDG_RUNTIME_DIR")
+    # The XDG specification has programs ignore relative paths.
     if base and Path(base).is_absolute():
         return Path(base) / _NAME
     return _private_temporary_folder()
@@ -88,6 +90,7 @@ def _cache_folder(environ: Mapping[str, str], fallback: Path) -> Path:
     base = environ.get("XDG_CACHE_HOME")
     if base and Path(base).is_absolute():
         return Path(base) / _NAME
+    # Not `Path.home`, which raises for a uid without a passwd entry, as containers have.
     home = environ.get("HOME")
     return Path(home) / ".cache" / _NAME if home and Path(home).is_absolute() else fallback
 

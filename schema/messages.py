@@ -43,6 +43,7 @@ MAX_REQUEST_GRAPHS = 1024
 MAX_BODY_BYTES = 4 * 2**20
 MAX_MICROSECONDS = 3.6e9
 """One hour: a longer call is not a sample of anything."""
+# Up to here a double holds each integer, as SQLite's REAL columns and many readers of JSON have them.
 MAX_COUNT = 2**53
 MAX_INTEGER_INPUTS = 64
 """Integer inputs by which a graph may be decided apart. A graph with more has one decision for all sizes."""
@@ -230,6 +231,7 @@ class Record:
     def __post_init__(self) -> None:
         if self.recording_us is not None:
             check_number("recording_us", self.recording_us, maximum=MAX_MICROSECONDS)
+        # Of two, it would depend on their order which one counts.
         if len({each.deployment for each in self.measurements}) < len(self.measurements):
             raise InvalidMessageError("measurements: at most one of each deployment")
 
@@ -454,6 +456,7 @@ def encode(message: Message | Entry) -> bytes:
             known = decisions[id(part)] = _decision_values(part)
         return known
 
+    # By default json writes NaN, which is no JSON.
     text = json.dumps(message, default=values, separators=(",", ":"), allow_nan=False, check_circular=False)
     return text.encode()
 
@@ -477,6 +480,7 @@ def decode(kind: type[_M], data: bytes) -> _M:
         raise InvalidMessageError(f"{len(data)} bytes, at most {MAX_BODY_BYTES} allowed")
     try:
         value = json.loads(data)
+    # A peer can send arrays that are nested deeply: json raises RecursionError, which is no ValueError.
     except (ValueError, RecursionError) as error:
         raise InvalidMessageError(f"not JSON: {error}") from error
     return read(kind, value)

@@ -99,6 +99,7 @@ def _choose(graph: Measurement, kernels: Measurement) -> tuple[ReasonCode, bool]
 
 def _choose_on_a_tie(host: _Difference, span: _Difference) -> tuple[ReasonCode, bool]:
     """Choose where neither host nor GPU is known to take longer: GRAPH if it saves host time, or if the host is too noisy to tell."""
+    # A tie goes to GRAPH where it saves host time: that frees a core, and keeps the pace on a slower host.
     if host.us < -MIN_GAIN * host.kernels_us or host.noise_us > host.allowed_us:
         return ReasonCode.SAVES_HOST_TIME, host.is_less and span.most_us <= span.allowed_us
     if span.is_less:
@@ -157,6 +158,7 @@ def _interval_difference(graph: Measurement, kernels: Measurement) -> _Differenc
 
 
 def _difference(graph_us: float, kernels_us: float, graph_error: float, kernels_error: float) -> _Difference:
+    # Errors of independent medians add up in squares.
     return _Difference(
         graph_us - kernels_us, NOISE_FACTOR * math.hypot(graph_error, kernels_error), kernels_us
     )

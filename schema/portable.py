@@ -98,12 +98,14 @@ class ImportRequest:
 
 def imported_host(host: str) -> str:
     """Return the host under which imported measurements of `host` are stored."""
+    # An entry may go through several caches: its first mark stays, with the host that measured.
     return host if host.startswith(HOST_PREFIXES) else f"{IMPORTED}{host}"[:256]
 
 
 def json_line(stream: BinaryIO) -> Any:
     """Return the JSON value of the next line; raises ValueError, of which InvalidMessageError is one, or RecursionError."""
     data = stream.readline(MAX_LINE_BYTES + 1)
+    # Each line is written with its end, so one without it was cut off, or goes on beyond the limit.
     if not data.endswith(b"\n"):
         raise InvalidMessageError(
             f"more than {MAX_LINE_BYTES} bytes"

@@ -27,6 +27,7 @@ def reader(kind: Any) -> Reader:
     if typing.get_origin(kind) is tuple:
         return _read_tuple(typing.get_args(kind)[0])
     if isinstance(kind, types.UnionType):
+        # All unions in messages are "X | None", in this order.
         return _read_optional(typing.get_args(kind)[0])
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _read_enum(kind)
@@ -35,6 +36,7 @@ def reader(kind: Any) -> Reader:
 
 def _read_dataclass(kind: Any) -> Reader:
     types = typing.get_type_hints(kind)
+    # Only known fields are looked for: a peer of a newer version may send others.
     fields = [(f.name, f.default, reader(types[f.name])) for f in dataclasses.fields(kind)]
 
     def read(name: str, value: object) -> object:

@@ -152,6 +152,7 @@ def load(
         except (ValueError, RecursionError) as error:
             problems.append(f"{file}: {error}; none of its decisions are used")
         else:
+            # Only here, behind the last line: of a file that is cut off or damaged, nothing counts.
             known |= found
     sized: dict[Key, list[ShippedDecision]] = {}
     for (environment, _), each in known.items():
@@ -175,6 +176,7 @@ class _Wanted:
 
 def _files(where: Path | None) -> list[Path]:
     # A folder that is missing, or cannot be listed, has none.
+    # By name, so that on all hosts the same file counts for a key that two have.
     return [] if where is None else sorted(where.glob("*.jsonl"))
 
 

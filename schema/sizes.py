@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+# ASCII: \d alone matches the digits of other scripts, too.
 _PATTERN = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*(|[kmg]i?)b?", re.IGNORECASE | re.ASCII)
 
 

@@ -5,6 +5,7 @@ All imports are within `main`: an interrupt during those before it would end in 
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all of this module
@@ -56,6 +57,8 @@ def _run(words: list[str]) -> NoReturn:
     from pygraphd.cli.output import standard_output
     from pygraphd.errors import Exit
 
+    # Files and folders are their owner's to use, whatever else the user keeps from whom.
+    os.umask(os.umask(0o077) & 0o077)
     with standard_output():
         application(words, prog_name="pygraphd")
     sys.exit(Exit.OK)

@@ -7,21 +7,19 @@ import dataclasses
 import itertools
 import shutil
 import sys
-import tempfile
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pygraphd import folders
-from pygraphd.cli.output import check_open, complain
+from pygraphd.cli.output import complain
 from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.durations import parse_duration
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from pygraphd.daemon.exchange import ImportAnswer
     from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
@@ -33,8 +31,6 @@ cache = typer.Typer(
     no_args_is_help=True,
     help="Look at the cached measurements and decisions, delete some, decide anew, or carry them elsewhere.",
 )
-
-_AN_EXPORT = "one that `pygraphd cache export FILE` has written; nothing was imported"
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Gpu = Annotated[
@@ -94,14 +90,16 @@ def show(
     """Show one entry: its decision, its environment, and every stored measurement."""
     from pygraphd.cli import render
     from pygraphd.cli.catalogue import Catalogue, check_prefix
+    from pygraphd.cli.render_entry import entry_text
     from pygraphd.cli.shipped_catalogue import open_with_shipped
 
     check_prefix(entry)
     path = _readable().database
     with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as found:
         catalogues = found or (Catalogue(path),)
+        # The cache's own entry counts before a shipped one of the same key.
         details = next((each for each in catalogues if each.has(entry)), catalogues[0]).show(entry)
-    _say(render.as_json(details.as_json()) if json else render.entry_text(details))
+    _say(render.as_json(details.as_json()) if json else entry_text(details))
 
 
 @cache.command()
@@ -170,6 +168,7 @@ def delete(
         if not key:
             raise UsageError("delete: an ID is empty, which would name any entry")
         check_prefix(key)
+    # All are looked up before the first is deleted: an ID that is unclear deletes nothing.
     answer = _prune(locations, *delete_requests(_ids(locations.database, keys), dry_run))
     _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
 
@@ -192,6 +191,7 @@ def clear(
         nothing = PruneAnswer(0, 0, 0, dry_run)
         _say(render.as_json(nothing.as_json()) if json else f"nothing to delete{what_stays()}")
         return
+    # Counted first, so that the question says what would go.
     answer = _prune(locations, PruneRequest(dry_run=True, everything=True))
     if not dry_run:
         if answer.entries and not yes:
@@ -220,7 +220,7 @@ def export(
     graph: _Graph = "",
 ) -> None:
     """Write final decisions and their measurements to a file, for `cache import` on another machine or in an image."""
-    from pygraphd.cli import exporting, render
+    from pygraphd.cli import export_files, exporting, render
     from pygraphd.cli.catalogue import Catalogue
     from pygraphd.cli.filters import Filter
     from pygraphd.daemon import spool
@@ -231,7 +231,7 @@ def export(
         found = exporting.Export(catalogue, gpu, graph)
         if chosen and found.is_empty:
             raise chosen.no_match([catalogue])
-        entries = _write_out(found) if file == "-" else _write_new(Path(file), found)
+        entries = export_files.write_out(found) if file == "-" else export_files.write_new(Path(file), found)
     # Not into what may be the file itself.
     complain(render.export_text(entries, found.left_out, spool.state(locations.spool).waiting))
 
@@ -245,16 +245,19 @@ def import_(
     json: _AsJson = False,
 ) -> None:
     """Store the entries of an exported file, unless they were decided here; an invalid file stores nothing."""
-    from pygraphd.cli import render
+    from pygraphd.cli import export_files, foreseeing, render
     from pygraphd.daemon import exchange
 
-    with _opened(file) as (stream, name):
-        _check_is_export(stream, name)
+    with export_files.opened(file) as (stream, name):
+        # To its last line, before anything is stored: a file is refused whole.
         contents = exchange.check_file(stream, name)
         read = exchange.read_file(stream, name)
         entries = (entry for entry in read if entry is not None)
         locations = _readable()
-        answer = _foreseen(locations, entries) if dry_run else _import(locations, entries, contents.entries)
+        if dry_run:
+            answer = foreseeing.add_imported(locations, entries)
+        else:
+            answer = _import(locations, entries, contents.entries)
     answer = dataclasses.replace(answer, left_out=contents.left_out)
     _say(render.as_json(answer.as_json()) if json else render.import_text(answer))
 
@@ -266,90 +269,22 @@ def _readable() -> Locations:
     return locations
 
 
-def _write_out(entries: Iterable[Portable]) -> int:
-    from pygraphd.daemon import exchange
-
-    check_open()
-    with _buffer("w+") as buffer:
-        count = exchange.write(entries, buffer)
-        buffer.seek(0)
-        shutil.copyfileobj(buffer, sys.stdout)
-        sys.stdout.flush()
-    return count
-
-
-@contextlib.contextmanager
-def _buffer(mode: str) -> Iterator[Any]:
-    """Yield a file that can be rewound, as a pipe cannot; it is gone after the block."""
-    encoding = None if "b" in mode else "utf-8"
-    try:
-        with tempfile.TemporaryFile(mode, encoding=encoding) as stream:
-            yield stream
-    except OSError as error:
-        raise CommandError(f"{tempfile.gettempdir()}: cannot be written: {error.strerror}") from error
-
-
-def _write_new(path: Path, entries: Iterable[Portable]) -> int:
-    from pygraphd.daemon import exchange
-
-    try:
-        with path.open("x", encoding="utf-8") as stream:
-            try:
-                count = exchange.write(entries, stream)
-                stream.flush()
-            except BaseException:
-                # Half a file is refused where it is read, but had better not be there: also after an interrupt.
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                raise
-    except FileExistsError as error:
-        raise UsageError(f"{path}: exists already; give another name, or delete it first") from error
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise UsageError(f"{path}: cannot be written, as there is no folder {path.parent}") from error
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
-    return count
-
-
-@contextlib.contextmanager
-def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
-    """Yield a file to be imported, which is read twice, and its name in messages; raises UsageError."""
-    with contextlib.ExitStack() as stack:
-        try:
-            if file == "-" and sys.stdin is None:
-                raise UsageError("standard input: is closed")
-            stream: BinaryIO = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
-            if not stream.seekable():
-                buffer = stack.enter_context(_buffer("w+b"))
-                shutil.copyfileobj(stream, buffer)
-                buffer.seek(0)
-                stream = buffer
-        except IsADirectoryError as error:
-            raise UsageError(f"{file}: is a folder, not {_AN_EXPORT}") from error
-        except OSError as error:
-            raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
-        yield stream, "standard input" if file == "-" else file
-
-
-def _check_is_export(stream: BinaryIO, name: str) -> None:
-    """Raise UsageError if a file does not begin as an export does, and rewind it. Of what else is wrong, the reader names the line."""
-    from pygraphd.schema.portable import FORMAT, json_line
-
-    try:
-        header = json_line(stream)
-    except (ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
-        is_empty = not stream.seek(0) and not stream.read(1)
-        raise UsageError(f"{name}: is {'empty' if is_empty else 'another file'}, not {_AN_EXPORT}")
-    stream.seek(0)
-
-
 def _age(text: str | None) -> float | None:
+    """Return the seconds of an age; raises UsageError for one that selects all entries, or none."""
+    from pygraphd.daemon.pruning import CENTURY_S
+
     try:
-        return None if text is None else parse_duration(text)
+        age_s = None if text is None else parse_duration(text)
     except ValueError as error:
         raise UsageError(f"--older-than: {error}") from error
+    if age_s == 0:
+        raise UsageError(
+            f"--older-than {text}: every entry is older than that; name an age, as 30d, or leave it out and name a GPU."
+            " All entries are deleted by: pygraphd cache clear"
+        )
+    if age_s is not None and age_s > CENTURY_S:
+        raise UsageError(f"--older-than {text}: no entry is that old; name an age below a century, as 30d")
+    return age_s
 
 
 def _prune(locations: Locations, *requests: PruneRequest) -> PruneAnswer:
@@ -374,6 +309,7 @@ def _ids(database: Path, keys: Iterable[str]) -> list[str]:
         for key in keys:
             if own is None or not own.has(key):
                 check_not_shipped(key)
+        # Two prefixes may name one entry.
         return list(dict.fromkeys(map((own or Catalogue(database)).id_of, keys)))
 
 
@@ -381,6 +317,7 @@ def _ask(question: str) -> None:
     """Go on if a person says yes; raises UsageError where nobody can be asked."""
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError(f"to {question}, give --yes (or --dry-run to only count)")
+    # Standard output is for the answer, which may be JSON.
     sys.stderr.write(f"{question}? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
@@ -426,18 +363,9 @@ def _import(locations: Locations, entries: Iterable[Portable], count: int) -> Im
                 done += len(request.entries)
     except CommandError as error:
         so_far = f"; {done} of {count} entries had been gone through: import the file again"
-        raise CommandError(f"{error}{so_far if done else ''}") from error
+        # Of the same class, which has the exit code.
+        raise type(error)(f"{error}{so_far if done else ''}") from error
     return answer
-
-
-def _foreseen(locations: Locations, entries: Iterable[Portable]) -> ImportAnswer:
-    from pygraphd.cli.catalogue import Catalogue
-    from pygraphd.daemon import exchange, importing
-
-    if not locations.database.exists():
-        return exchange.ImportAnswer(added=len({entry.key for entry in entries}), dry_run=True)
-    with Catalogue(locations.database) as catalogue:
-        return catalogue.read(lambda connection: importing.foresee(connection, entries, time.time()))
 
 
 def _say(text: str) -> None:

@@ -17,7 +17,7 @@ from pygraphd.daemon import database_files, tables
 from pygraphd.daemon.queries import chunks, row_place, rows_of
 from pygraphd.daemon.rederiving import NOT_VALID
 from pygraphd.daemon.statements import Statement
-from pygraphd.errors import CommandError, UsageError
+from pygraphd.errors import CommandError, DatabaseError, UsageError
 from pygraphd.schema import offline
 from pygraphd.schema.checks import InvalidMessageError, check_digest
 from pygraphd.schema.keys import DIGITS
@@ -75,6 +75,7 @@ def _newest_median(deployment: str) -> sa.Label[float | None]:
         measurement.graph == tables.Decision.graph,
         measurement.deployment == deployment,
     )
+    # By the index `measurement_by_deployment`, which ends in the id: no other row is read.
     newest = query.order_by(measurement.id.desc()).limit(1).correlate(tables.Decision)
     return newest.scalar_subquery().label(f"{_MEDIAN}{deployment}")
 
@@ -314,7 +315,7 @@ class Catalogue:
                 return action(connection)
         except (sa.exc.DBAPIError, sqlite3.Error) as error:
             cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-            raise CommandError(database_files.why_unreadable(self._path, cause)) from error
+            raise DatabaseError(database_files.why_unreadable(self._path, cause)) from error
 
     def read_repeatable(self, action: Callable[[sa.Connection], _T]) -> _T:
         """Return the result of `action` as `read` does, but faster. `action` is called twice where a text is not UTF-8."""
@@ -336,6 +337,7 @@ def _decoded_in_c(connection: sa.Connection, action: Callable[[sa.Connection], _
     try:
         return action(connection)
     except (sa.exc.DBAPIError, sqlite3.OperationalError) as error:
+        # sqlite3 has no class or code of its own for text that is not UTF-8.
         if "decode" not in str(error):
             raise
     finally:

@@ -94,6 +94,7 @@ def start(
     """Start the daemon, unless it runs already."""
     flags = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
     if foreground:
+        # The start in the background hands these on as variables.
         flags |= {name: os.environ.get(flag_variable(name)) for name in _HIDDEN if flags[name] is None}
     # The daemon reads them again, from another folder.
     load = functools.partial(load_config, environ_elsewhere(), flags)
@@ -125,8 +126,10 @@ def restart(
 
     given = {"idle_exit": idle_exit, "log": log, "metrics_port": metrics_port, "team_url": team_url}
     locations = locate()
+    # Before the stop: a daemon that has ended tells nobody its options.
     had = lifecycle.options_of(locations, [name for name, text in given.items() if text is None])
     flags = given | had.kept
+    # Also before it: a setting that is not valid would leave no daemon at all.
     config = load_config(os.environ, flags)
     try:
         lifecycle.stop(locations)
@@ -185,6 +188,7 @@ def logs(
         for line in reading.follow(log, count) if follow else reading.last_lines(log, count):
             _say(line)
             sys.stdout.flush()
+    # The way to end `-f`, so no failure.
     except KeyboardInterrupt:
         raise typer.Exit(Exit.OK) from None
 
@@ -223,6 +227,7 @@ def config_show(json: _AsJson = False) -> None:
         _say(render.as_json(answer))
     else:
         _say(render.config_text(found, file))
+    # Or what is said on standard error would come first in a pipe or file that takes both.
     sys.stdout.flush()
     for problem in problems:
         complain(f"pygraphd: {problem}")
@@ -240,6 +245,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a Python script with PyGraph switched on (PYGRAPH=1); everything after `run` goes to Python."""
+    # Only for the help: `main` hands other words of `run` to `launch` before it imports typer.
     from pygraphd.cli.launch import launch
 
     launch(arguments or [])

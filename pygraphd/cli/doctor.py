@@ -60,6 +60,7 @@ def _probed(probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
     if (python := probed.get(PYTHON)) is not None:
         remedy = f"run `{sys.executable} -c pass` to see why; install PyGraph into an environment of yours if you may not run it"
         yield Check(PYTHON, str(python["error"]), remedy)
+        # Without the other stages: a driver that was not asked would look like one that is missing.
         return
     yield _driver(probed.get("driver", {}))
     yield from _torch(probed)
@@ -253,6 +254,7 @@ def _mounts() -> list[tuple[str, str]]:
 def _kind_of_mount(folder: Path, mounts: Iterable[tuple[str, str]]) -> str:
     real = folder.resolve()
     held = [(len(place), kind) for place, kind in mounts if real.is_relative_to(place)]
+    # Mounts lie within mounts: the longest path is that of the file system which holds the folder.
     return max(held, default=(0, ""))[1]
 
 

@@ -70,6 +70,7 @@ RULES = (
         ReasonCode.LONGER_ON_GPU, ReasonCode.LONGER_ON_HOST, ReasonCode.NO_GAIN, ReasonCode.LEFT_TO_ANOTHER_PROCESS,
     ),
     _rule(
+        # Before the graph breaks: Dynamo counts a branch on a tensor among these.
         "host reads", f"{_BREAKS} {_DECIDED}",
         r"^branch on the value|\.item\(|\.tolist\(|\.numpy\(|\.cpu\(|[Dd]ata[- ]dependent|Dynamic shape operator|to the host|host function",
         "keep the value on the GPU: torch.where instead of `if`, a tensor instead of .item(), .tolist() or .cpu(), and sizes that are known "
@@ -161,6 +162,7 @@ def _reasons(summary: Summary) -> Iterator[tuple[str, str, ReasonCode | None, in
     came_back = set(sized)
     for ran, times in Counter(summary.decisions).items():
         code = ran.reason.code
+        # That sizes are decided apart keeps nothing out of graphs once one of them has come back.
         if ran.deployment is Deployment.KERNELS and not (
             code is ReasonCode.DECIDED_BY_SIZE and ran.graph in came_back
         ):

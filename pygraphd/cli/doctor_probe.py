@@ -93,6 +93,7 @@ def probe(environ: Mapping[str, str] | None = None, limit_s: float = PROBE_S) ->
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=limit_s,
+            # With PYGRAPH=1 in the environment, importing torch would switch PyGraph on in the probe.
             env={**environ, "PYGRAPH_DISABLE": "1"},
             check=False,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
+
+from pygraphd.cli.wrapping import folded, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 MAX_SEEN = 8
 """Reasons of one pattern that are listed."""
 _WIDTH = 100
+"""Columns of a remedy outside of a terminal."""
+
+_TO_DO = len("to do: ")
 
 
 def checks_text(checks: Sequence[Check]) -> str:
@@ -23,7 +27,7 @@ def checks_text(checks: Sequence[Check]) -> str:
 
 
 def _check(check: Check) -> Iterator[str]:
-    yield f"{'OK' if check.is_ok else '!!'}  {check.name:<14}  {check.found}"
+    yield wrapped(f"{'OK' if check.is_ok else '!!'}  {check.name:<14}  {check.found}", 20)
     if not check.is_ok:
         yield from _folded(f"to do: {check.remedy}", 20)
 
@@ -32,22 +36,19 @@ def findings_text(findings: Sequence[Finding], source: Path, program: str) -> st
     """Return the patterns of a program, by its summary `source`."""
     of = f"{program} ({source})" if program else str(source)
     if not findings:
-        return f"{of}: nothing keeps kernels out of CUDA graphs, as far as its summary tells"
+        return wrapped(f"{of}: nothing keeps kernels out of CUDA graphs, as far as its summary tells", 2)
     blocks = ["\n".join(_finding(finding)) for finding in findings]
-    return "\n\n".join([f"{of}: what keeps kernels out of CUDA graphs", *blocks])
+    return "\n\n".join([wrapped(f"{of}: what keeps kernels out of CUDA graphs", 2), *blocks])
 
 
 def _finding(finding: Finding) -> Iterator[str]:
     yield finding.name
     for text, times in finding.seen[:MAX_SEEN]:
-        yield f"  - {text}{f' ({times} times)' if times > 1 else ''}"
+        yield wrapped(f"  - {text}{f' ({times} times)' if times > 1 else ''}", 4)
     if (more := len(finding.seen) - MAX_SEEN) > 0:
         yield f"  - and {more} more"
     yield from _folded(f"to do: {finding.remedy}", 2)
 
 
 def _folded(text: str, indent: int) -> Iterator[str]:
-    spaces = " " * indent
-    yield from textwrap.wrap(
-        text, _WIDTH, initial_indent=spaces, subsequent_indent=f"{spaces}       ", break_on_hyphens=False
-    )
+    return folded(f"{' ' * indent}{text}", indent + _TO_DO, terminal_width() or _WIDTH)

@@ -121,6 +121,7 @@ def explain(target: str, locations: Locations) -> Answer:
             summary = summaries.read_summary(Path(target))
             explanations = explain_summary(summary, *catalogues)
             return Answer(explanations, summary.left_out, waiting, summary.notes)
+        # Where there is no catalogue at all, that of the cache says that there is no cache yet.
         found = _of_prefix(target, catalogues or (Catalogue(locations.database),))
     if not found:
         raise UsageError(f"{target}: is no file, and {NOT_FOUND}")
@@ -225,6 +226,7 @@ def _differences(there: dict[str, Any], here: dict[str, str | int]) -> tuple[Dif
 def _figures(details: EntryDetails) -> tuple[dict[str, Any], ...]:
     """Return the measurements that the decision rests on, in the order of `Deployment`."""
     moment = details.entry.facts["measured_at"]
+    # Only those of that time: clocks and loads of two programs differ by more than the policy's noise.
     rows = {row["deployment"]: row for row in details.measurements if row["measured_at"] == moment}
     return tuple(rows[name] for name in Deployment if name in rows)
 

@@ -44,6 +44,7 @@ class Export:
             rows, measured = self._catalogue.read_repeatable(
                 functools.partial(portable_rows.entries, where=row_place.in_(some))
             )
+            # SQLite returns them in any order, and some may have been deleted since their places were read.
             by_place = {row["place"]: row for row in rows}
             for row in (by_place[place] for place in some if place in by_place):
                 if (entry := self._entry(row, measured)) is not None:

@@ -64,6 +64,7 @@ class Filter:
 
 def no_such_gpu(gpu: str, database: Path) -> str:
     """Return that a cache has no entry of a GPU, as text; empty if it has one, or cannot be read."""
+    # A hint beside an outcome that stands: a cache that cannot be read does not make it an error.
     with contextlib.suppress(CommandError), Catalogue(database) as catalogue:
         chosen = Filter(gpu)
         if not catalogue.places(chosen.gpu, ""):

@@ -13,19 +13,21 @@ from pygraphd.cli.catalogue import Catalogue
 from pygraphd.cli.output import complain
 from pygraphd.cli.spool_catalogue import SpoolCatalogue
 from pygraphd.cli.writing import running_daemon
-from pygraphd.daemon import database_files, queries, spool, tables
+from pygraphd.daemon import database_files, importing, queries, spool, tables
+from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.pruning import PruneAnswer, PruneProgress
 from pygraphd.daemon.rederiving import summary
-from pygraphd.errors import CommandError
+from pygraphd.errors import DatabaseError
 from pygraphd.schema import offline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from pygraphd.daemon.pruning import PruneRequest
     from pygraphd.daemon.rederiving import Outcome, RederiveAnswer, RederiveRequest
     from pygraphd.schema.locations import Locations
+    from pygraphd.schema.portable import Portable
 
 _T = TypeVar("_T")
 
@@ -53,6 +55,15 @@ def rederive(locations: Locations, request: RederiveRequest) -> RederiveAnswer:
         return summary(outcomes, own.read(queries.count_unmeasured), dry_run=True)
 
 
+def add_imported(locations: Locations, entries: Iterable[Portable]) -> ImportAnswer:
+    """Return the outcome that an import would have; raises CommandError."""
+    with _opened(locations) as own:
+        if own is None:
+            return ImportAnswer(added=len({entry.key for entry in entries}), dry_run=True)
+        now = time.time()
+        return own.read(lambda connection: importing.foresee(connection, entries, now))
+
+
 def _rederiving(ids: Sequence[str]) -> Callable[[sa.Connection], list[Outcome]]:
     now = time.time()
     return lambda connection: queries.rederive_entries(connection, ids, now, dry_run=True)
@@ -64,6 +75,7 @@ def _prune(own: Catalogue | None, locations: Locations, request: PruneRequest) -
         # What a command would take in first. Older measurements of the same graphs, which would go at that time, are counted here.
         with SpoolCatalogue(locations.spool) as waiting:
             found = _counted(waiting, request)
+            # Taken in, these would replace entries, and not add to them.
             known = 0 if own is None else _known(own, waiting.read(_all_ids))
         answer += PruneAnswer(found.entries - known, found.measurements, 0, dry_run=True)
     return answer
@@ -104,8 +116,9 @@ def _opened(locations: Locations) -> Iterator[Catalogue | None]:
     path = locations.database
     if not path.exists() or not path.stat().st_size:
         yield None
+    # First: what a newer version wrote is neither written nor set aside.
     elif problem := database_files.why_read_only(path):
-        raise CommandError(problem)
+        raise DatabaseError(problem)
     elif reason := _inspected(path, _why_set_aside):
         complain(f"pygraphd: {path}: {reason}: a command that writes sets it aside, and begins a new one")
         yield None
@@ -124,7 +137,7 @@ def _inspected(path: Path, look: Callable[[sqlite3.Connection], _T]) -> _T | str
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in database_files.DAMAGE:
             return str(error)
-        raise CommandError(database_files.why_unreadable(path, error)) from error
+        raise DatabaseError(database_files.why_unreadable(path, error)) from error
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:
@@ -140,6 +153,6 @@ def _why_set_aside(connection: sqlite3.Connection) -> str:
         return ""
     (program,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if program != tables.APPLICATION_ID:
+    if program != database_files.APPLICATION_ID:
         return "another program's database"
     return f"of version {version}, which was never released" if version < offline.OLDEST_MIGRATED else ""

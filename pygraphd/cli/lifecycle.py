@@ -79,6 +79,7 @@ class _Log:
     def last_line(self) -> str:
         """Return the last line that was written since, and where the others are."""
         size = os.fstat(self.descriptor).st_size
+        # Only what was written since: the last line of an earlier daemon would name another fault.
         written = os.pread(self.descriptor, _LAST_BYTES, max(self._began, size - _LAST_BYTES))
         lines = written.decode(errors="replace").splitlines()
         return (lines[-1].removeprefix("pygraphd: ") if lines else "it said nothing") + self._name
@@ -181,6 +182,7 @@ def stop(locations: Locations) -> int:
 def _ended(pid: int) -> bool:
     """Ask a process to end; return whether it has ended within `STOP_S`."""
     try:
+        # By a descriptor: the pid may be that of another process by the time that the signal is sent.
         process = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
@@ -202,6 +204,8 @@ def _verified_pid(locations: Locations, running: Ping) -> int:
 
 def _spawn(log: _Log, flags: Sequence[str], **variables: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pygraphd", "start", "--foreground", *flags]
+    # Nothing of the starter's is kept: no terminal whose Ctrl-C would end it, no mount that could not be
+    # unmounted, and no descriptor, as of a pipe whose reader would wait for its end.
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -225,6 +229,7 @@ def _wait_for_answer(
             # It outlives us, so nobody here will ever wait for it.
             process.returncode = 0
             return running
+        # 0 is no failure: it has found another daemon, whose answer is waited for.
         if process.poll():
             raise CommandError(f"pygraphd did not start: {log.last_line()}")
         waited_s = time.monotonic() - began

@@ -85,6 +85,7 @@ def follow(
 def _whole_lines(stream: BinaryIO) -> Iterator[str]:
     while (line := stream.readline()).endswith(b"\n"):
         yield _printable(line)
+    # A line without an end is still being written: the next look reads it whole.
     stream.seek(-len(line), os.SEEK_CUR)
 
 
@@ -92,8 +93,10 @@ def _has_changed(log: Path, stream: BinaryIO) -> bool:
     ours = os.fstat(stream.fileno())
     try:
         there = log.stat()
+    # Between the renaming of the old file and the making of the new one, none is there.
     except OSError:
         return False
+    # A file that is shorter than what was read was cut off, as where it cannot be renamed.
     return not os.path.samestat(there, ours) or there.st_size < stream.tell()
 
 

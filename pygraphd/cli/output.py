@@ -48,6 +48,7 @@ class StandardOutput:
         shown = printable(text, keep="\n\t")
         if not shown.isascii():
             encoding = self._stream.encoding or "utf-8"
+            # Or a name beyond the encoding of the locale would end the command in a traceback.
             shown = shown.encode(encoding, "replace").decode(encoding)
         try:
             return self._stream.write(shown)
@@ -104,6 +105,7 @@ def standard_output() -> Iterator[None]:
         yield
     finally:
         sys.stdout = before
+        # Raised in place of the command's own outcome: where its output is lost, it has failed.
         output.end()
 
 
@@ -167,6 +169,7 @@ def check_open() -> None:
 
 def complain(text: str) -> None:
     """Print one line to standard error, if that can be written."""
+    # Python sets `sys.stderr` to None where descriptor 2 is closed.
     with contextlib.suppress(OSError, AttributeError):
         sys.stderr.write(f"{printable(text)}\n")
         sys.stderr.flush()

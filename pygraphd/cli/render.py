@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pygraphd.cli.output import printable
+from pygraphd.cli.wrapping import terminal_width, wrapped
 from pygraphd.config import shown, variable
 from pygraphd.schema.durations import human_duration
 from pygraphd.schema.messages import Deployment
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from pygraphd.cli.catalogue import CachedEntry, EntryDetails
+    from pygraphd.cli.catalogue import CachedEntry
     from pygraphd.cli.status import Process, Status
     from pygraphd.config import Survey
     from pygraphd.daemon.exchange import ImportAnswer
@@ -105,7 +106,7 @@ def _two_lines(entry: CachedEntry, width: int, now: float) -> str:
     facts = entry.facts
     age = human_duration(now - _known_since(facts))
     medians = (_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS)
-    figures = (facts["id"][:_DIGITS], facts["kind"], _deployment(facts), *medians, age, _hits(entry))
+    figures = (facts["id"][:_DIGITS], facts["kind"], _deployment(facts), *medians, age, hits_text(entry))
     part = f"{facts['gpu']}, {facts['partition'] + 1}/{facts['partitions']}, {facts['operators']} ops{_origin(entry)}"
     below = f"  {part}{sizes_text(facts['sizes'])}: {entry.text}"
     return f"{_aligned_figures(*figures)}\n{below if len(below) <= width else below[: width - 1] + '…'}"
@@ -116,17 +117,6 @@ def _aligned_figures(name: str, kind: str, deployment: str, *others: str) -> str
         f"  {cell:>{len(header)}}" for cell, header in zip(others, _FIGURES_OF_ENTRY[3:], strict=True)
     )
     return f"{name:<{_DIGITS}}  {kind:<9}  {deployment:<10}{right}"
-
-
-def entry_text(details: EntryDetails, now: float | None = None) -> str:
-    """Return one entry with its environment and measurements."""
-    moment = time.time() if now is None else now
-    blocks = (
-        pairs(_entry_facts(details.entry, moment)),
-        pairs(_environment_facts(details.environment)),
-        _measured(details, moment),
-    )
-    return "\n\n".join(blocks)
 
 
 def status_text(status: Status) -> str:
@@ -300,17 +290,24 @@ def plural(count: int, one: str, many: str) -> str:
 def pairs(facts: Sequence[tuple[str, str]]) -> str:
     """Return names and values in two aligned columns."""
     width = max(len(name) for name, _value in facts)
-    return "\n".join(f"{name:<{width}}  {printable(value)}" for name, value in facts)
+    return "\n".join(wrapped(f"{name:<{width}}  {printable(value)}", width + 2) for name, value in facts)
+
+
+def fits(header: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether a table has room for each cell in one line: in a terminal of that width, or in a file."""
+    width = terminal_width()
+    return width is None or sum(_widths(header, rows)) + 3 * len(header) + 1 <= width
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table: drawn by rich on a terminal, aligned columns without colour codes elsewhere."""
     rows = [tuple(map(printable, row)) for row in rows]
-    return _drawn_table(header, rows) if sys.stdout.isatty() else _plain_table(header, rows)
+    return _drawn_table(header, rows) if sys.stdout.isatty() else "\n".join(plain_lines(header, rows))
 
 
-def _plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return _aligned(header, (header, *rows), _widths(header, rows))
+def plain_lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table as they are in a file: the header, and one for each row."""
+    return _aligned(header, (header, *rows), _widths(header, rows)).split("\n")
 
 
 def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
@@ -336,6 +333,7 @@ def _drawn_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     for row in rows:
         # As text, not markup: a reason may hold square brackets.
         drawn.add_row(*map(Text, row))
+    # No colours: `output` puts a question mark in the place of each escape code.
     console = Console(width=max(shutil.get_terminal_size().columns, 80), color_system=None)
     with console.capture() as captured:
         console.print(drawn)
@@ -354,12 +352,13 @@ def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
         _deployment(facts),
         *(_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS),
         f"{facts['gpu']}{_origin(entry)}",
-        f"{human_duration(now - _known_since(facts))}/{_hits(entry)}",
+        f"{human_duration(now - _known_since(facts))}/{hits_text(entry)}",
         entry.text,
     )
 
 
-def _hits(entry: CachedEntry) -> str:
+def hits_text(entry: CachedEntry) -> str:
+    """Return how often an entry was used."""
     return SHIPPED_TEXT if entry.shipped else str(entry.facts["hits"])
 
 
@@ -376,24 +375,6 @@ def _deployment(facts: dict[str, object]) -> str:
 
 def _microseconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
-
-
-def _entry_facts(entry: CachedEntry, now: float) -> list[tuple[str, str]]:
-    facts = entry.facts
-    last = facts["last_hit"]
-    provisional = f" (provisional: {entry.provisional})" if entry.provisional else ""
-    last_hit = f", last {human_duration(now - last)} ago" if isinstance(last, float) else ""
-    return [
-        ("entry", str(facts["id"])),
-        ("graph", str(facts["graph"])),
-        ("kind", kind_text(facts)),
-        ("deployment", f"{facts['deployment']}{provisional}"),
-        ("reason", entry.text),
-        *reason_against(facts["deployment"], entry.reason, entry.against),
-        ("decided", f"{decided_text(entry, now)}, policy {facts['policy']}"),
-        *_measured_when(facts, now),
-        ("hits", f"{_hits(entry)}{last_hit}"),
-    ]
 
 
 def decided_text(entry: CachedEntry, now: float) -> str:
@@ -418,29 +399,6 @@ def reason_against(deployment: str, reason: Reason, against: Reason) -> list[tup
     return [(f"not {name}", str(against)) for name in Deployment if name != deployment]
 
 
-def _measured_when(facts: dict[str, Any], now: float) -> list[tuple[str, str]]:
-    moment = facts["measured_at"]
-    return [] if moment is None else [("measured", f"{human_duration(now - moment)} ago")]
-
-
-def _environment_facts(environment: dict[str, object]) -> list[tuple[str, str]]:
-    return [("environment" if name == "id" else name, str(value)) for name, value in environment.items()]
-
-
-def _measured(details: EntryDetails, now: float) -> str:
-    if not details.measurements:
-        return "no measurements"
-    header = (*FIGURES, "HOST", "VERSION", "UID", "AGE")
-    return table(header, [_measurement_cells(row, now) for row in details.measurements])
-
-
-def _measurement_cells(row: dict[str, object], now: float) -> tuple[str, ...]:
-    measured_at = row["measured_at"]
-    assert isinstance(measured_at, float)
-    origin = (str(row["host"]), str(row["version"]), str(row["uid"]))
-    return (*figure_cells(row), *origin, human_duration(now - measured_at))
-
-
 def _running(status: Status) -> str:
     if not status.running:
         return "not running"
@@ -463,7 +421,7 @@ def config_text(found: Survey, file: Path | None) -> str:
         for name, setting in found.settings().items()
     ]
     where = "no home, so no file" if file is None else f"{file}{_whether_there(file)}"
-    return f"{table(('SETTING', 'VALUE', 'ORIGIN', 'VARIABLE'), rows)}\n\nfile: {where}"
+    return f"{table(('SETTING', 'VALUE', 'ORIGIN', 'VARIABLE'), rows)}\n\n{wrapped(f'file: {where}', 6)}"
 
 
 def _whether_there(file: Path) -> str:

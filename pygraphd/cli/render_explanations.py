@@ -156,6 +156,7 @@ def _nearest(nearest: Neighbour | None, now: float) -> Iterator[tuple[str, str]]
     there = f"{_deployment(facts['deployment'], facts['final'])} {where}, {decided}"
     changes = (f"{each.factor} {_value(each.there)} -> {_value(each.here)}" for each in nearest.differences)
     yield "nearest", f"environment {facts['environment'][:_DIGITS]} ({there})"
+    # The version of keys is part of a digest: after a change of it, equal factors have another one.
     yield "differs in", ", ".join(changes) or "no factor: its key is of another version"
 
 
@@ -168,6 +169,7 @@ def _measured(figures: Sequence[dict[str, Any]], now: float) -> Iterator[tuple[s
     names: dict[str, list[str]] = {}
     for row in figures:
         age = human_duration(now - row["measured_at"])
+        # Shipped rows have no user: the 0 that they have would be root's.
         who = "" if row["host"].startswith(SHIPPED) else f" by uid {row['uid']}"
         origin = f"{age} ago on {row['host']}{who}, pygraphd {row['version']}"
         names.setdefault(origin, []).append(row["deployment"])

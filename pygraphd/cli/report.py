@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 _NONE = Facts()
+# Dynamo's name of the module itself, where the whole of it was compiled.
 _WHOLE = "L['self']"
 _VARIABLE = re.compile(r"^[LG]\['(\w+)'\]")
 _OF_TORCH = re.compile(r"/(?:site|dist)-packages/|/torch/")
@@ -169,8 +170,10 @@ class Report:
     @property
     def paid_back_after(self) -> int | None:
         """The number of steps after which the gain exceeds the cost; None: never, as far as is known."""
+        # For the least of gains the quotient may be infinite, for which `ceil` raises.
         if self.gain_ms <= 0 or self.cost_ms > MAX_COUNT * self.gain_ms:
             return None
+        # Rounded, as the last digit of a quotient could add a step.
         return math.ceil(round(self.cost_ms / self.gain_ms, 6))
 
     def share(self, row: Row) -> float | None:
@@ -248,6 +251,7 @@ def report(summary: Summary, locations: Locations, target: str = "") -> Report:
     try:
         with open_catalogues(locations, spool.state(locations.spool).waiting) as catalogues:
             return Report(_rows(summary, explain_summary(summary, *catalogues)), summary, target=target)
+    # The summary is what is reported: without the cache, at most some costs are missing.
     except (OSError, CommandError) as error:
         problem = f"the cache cannot be read: {error}"
         return Report(_rows(summary, explain_summary(summary)), summary, problem, target)
@@ -264,6 +268,7 @@ def _rows(summary: Summary, explanations: Iterable[Explanation]) -> tuple[Row, .
             continue  # its calls are those of its sizes
         calls = each.times / sizes[facts.whole] if ran_as.sizes and facts.whole else float(each.times)
         rows.append(Row(ran_as, each.times, facts, _call_us(facts, each.figures), calls))
+    # A stable order: graphs of equal time stay as the program compiled them.
     return tuple(sorted(rows, key=lambda row: -(row.step_ms or 0.0)))
 
 

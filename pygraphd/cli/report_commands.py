@@ -65,7 +65,7 @@ def doctor(
         str,
         typer.Argument(
             metavar="[SCRIPT|SUMMARY]",
-            help="A script that was run by `pygraphd run`, or a summary as for `report`; without one, the newest.",
+            help="A script or module that was run by `pygraphd run`, or a summary as for `report`; without one, the newest.",
         ),
     ] = "",
     json: _AsJson = False,
@@ -99,16 +99,20 @@ def doctor(
 
 def _summary_of(target: str, locations: Locations) -> Path | None:
     """Return the summary that an argument of `doctor` names; None: there is none yet, and none was asked for. Raises UsageError."""
-    from pygraphd.cli import summary_files
+    from pygraphd.cli import summaries, summary_files
 
     if target.endswith(".py"):
-        if (found := summary_files.of_script(target, locations, os.environ)) is not None:
+        if (found := summary_files.of_program(target, locations, os.environ)) is not None:
             return found
         if not ownership.is_there(Path(target)):
             raise UsageError(f"{target}: there is no such file; give the path of a script or of a summary")
         raise UsageError(f"{target}: has left no summary yet; run it by: pygraphd run {shlex.quote(target)}")
+    may_be_program = target not in {"", summary_files.LAST} and not target.isdecimal()
     try:
-        return summary_files.find(target or summary_files.LAST, locations, os.environ)
+        found = None
+        if may_be_program and not summaries.begins_as_one(target):  # scripts have any name
+            found = summary_files.of_program(target, locations, os.environ)
+        return found or summary_files.find(target or summary_files.LAST, locations, os.environ)
     except CommandError:  # that of a folder is among the checks
         if target:
             raise

@@ -73,6 +73,7 @@ def page(report: Report) -> str:
     title = f"PyGraph report: {program}"
     pid = "" if report.summary.pid is None else f" (pid {report.summary.pid})"
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in headline(report))
+    # The policy lets nothing be loaded or run: names and reasons of a summary may be any text.
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -119,7 +120,9 @@ def write(path: Path, text: str) -> None:
                 f"{path}: is no page, and would be replaced by one; --html takes the file to write"
             )
         else:
+            # A new file takes the place of the old one, with the same rights.
             mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
+            # Behind a link: to rename a file to it would replace the link itself.
             replace_file(Path(os.path.realpath(path)), data, mode)
     except IsADirectoryError as error:
         raise UsageError(f"{path}: is a folder; give the name of a file in it") from error
@@ -133,6 +136,7 @@ def write(path: Path, text: str) -> None:
 
 def _pour(path: Path, data: bytes) -> None:
     """Write data into a device or a pipe, whose reader may take `WAIT_S` for all of it; raises OSError."""
+    # O_NONBLOCK: a pipe that nobody reads is ENXIO at once (fifo(7)). O_NOCTTY: no terminal becomes ours.
     descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         deadline, left = time.monotonic() + WAIT_S, memoryview(data)

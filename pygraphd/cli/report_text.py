@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pygraphd.cli import render
 from pygraphd.cli.render_explanations import SOURCES, notes_text
 from pygraphd.cli.report import spent
+from pygraphd.cli.wrapping import paragraph, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,7 @@ def report_text(report: Report) -> str:
     if report.rows:
         blocks.append(render.table(HEADER, [cells(report, *row) for row in enumerate(report.rows, start=1)]))
         blocks.append("\n".join(line for row in enumerate(report.rows, start=1) for line in _lines(*row)))
-    return "\n\n".join([*blocks, *remarks(report), *notes_text(report.summary.notes)])
+    return "\n\n".join([*blocks, *map(paragraph, remarks(report)), *notes_text(report.summary.notes)])
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
@@ -118,8 +119,8 @@ def _lines(number: int, row: Row) -> Iterator[str]:
     operators = (
         "" if row.facts.operators is None else f", {row.facts.operators} operators in the compiled graph"
     )
-    yield f"{number:>3}  {where or 'source not known'}"
-    yield f"     {row.ran.deployment}: {row.reason} ({SOURCES[row.ran.source]})"
+    yield wrapped(f"{number:>3}  {where or 'source not known'}", 5)
+    yield wrapped(f"     {row.ran.deployment}: {row.reason} ({SOURCES[row.ran.source]})", 5)
     yield f"     graph {row.ran.graph[:12]}{operators}"
 
 

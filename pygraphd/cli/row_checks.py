@@ -38,6 +38,7 @@ def measurement(row: Row) -> Row:
 
 def _checked(row: Row, check: Callable[[], Row]) -> Row:
     for name, value in row.items():
+        # JSON has neither, and a table without types may hold both.
         if isinstance(value, bytes) or (isinstance(value, float) and not math.isfinite(value)):
             raise InvalidMessageError(f"{name}: neither text nor a finite number")
     return _refused(check)
@@ -110,6 +111,7 @@ def _measurement(row: Row) -> Row:
     Origin(row["host"], row["version"])
     check_int("uid", row["uid"], maximum=2**32)
     check_number("measured_at", row["measured_at"], maximum=MAX_TIME)
+    # Where tables have no types an integer may be stored, and text is made of floats.
     return _floats(row, _MEASURED)
 
 

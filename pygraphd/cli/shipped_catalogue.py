@@ -26,6 +26,7 @@ class ShippedCatalogue(Catalogue):
     is_shipped = True
 
     def __init__(self, folder: Path) -> None:
+        # One connection for all: each further one would see an empty database in memory of its own.
         engine = sa.create_engine("sqlite://", poolclass=StaticPool)
         tables.Base.metadata.create_all(engine)
         with engine.begin() as connection:

@@ -21,6 +21,7 @@ class SpoolCatalogue(Catalogue):
     is_spool = True
 
     def __init__(self, folder: Path) -> None:
+        # One connection for all: each further one would see an empty database in memory of its own.
         engine = sa.create_engine("sqlite://", poolclass=StaticPool)
         tables.Base.metadata.create_all(engine)
         try:

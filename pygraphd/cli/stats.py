@@ -69,6 +69,7 @@ def collect(locations: Locations) -> Statistics:
     if control.ping(locations.socket) is not None:
         told = control.stats(locations.socket)
         return Statistics(_counts(told), _counts(told.get("since_ever")))
+    # Whoever can write to the folder can put another database there.
     folders.check_readable(locations)
     if not locations.database.exists():
         return Statistics(None, None)

@@ -119,6 +119,7 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
     try:
         stats = control.stats(locations.socket)
     except CommandError as error:
+        # It answers pings, so it runs: what else is the matter is for `status` to list.
         stats = {"problems": [str(error)]}
     told = stats.get("problems")
     return dataclasses.replace(
@@ -148,6 +149,7 @@ def _without_daemon(status: Status, locations: Locations) -> Status:
     (waiting, has_unpublished), queue_problem = _count_for_team(locations.team_queue)
     read = shipped.load(shipped_folder(os.environ))
     for path, found in ((locations.database, problem), (locations.team_queue, queue_problem)):
+        # One line for each file: what its mode tells is the cause of SQLite's error.
         if found and not any(each.startswith(f"{path}: ") for each in problems):
             problems.append(found)
     problems += read.problems
@@ -192,7 +194,8 @@ def _count_for_team(path: Path) -> tuple[tuple[int, bool], str | None]:
     try:
         return queue.count_waiting(path), None
     except sqlite3.Error as error:
-        return (0, False), f"{path}: the records that wait for a team cannot be counted: {error}"
+        why = database_files.with_remedy(path, error)
+        return (0, False), f"{path}: the records that wait for a team cannot be counted: {why}"
     except OSError:
         return (0, False), None  # why, is a problem of its folder
 

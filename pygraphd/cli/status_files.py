@@ -29,8 +29,10 @@ def file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]:
             f"{locations.spool}: {waiting.bad} unreadable files (*.bad); the log says why, delete them"
         )
     folders = [locations.runtime, locations.socket.parent, locations.cache]
+    # Below a folder that cannot be made, the spool's would tell the same fault once more.
     if os.path.lexists(locations.cache):
         folders.append(locations.spool)
+    # With PYGRAPHD_HOME, some of these are one folder.
     found = [*map(_folder_problem, dict.fromkeys(folders)), _socket_problem(locations.socket)]
     older_log = locations.log.with_name(f"{locations.log.name}.1")
     irregular = filter(ownership.is_irregular, (locations.lock, locations.log, older_log))
@@ -67,6 +69,7 @@ def _access_problem(file: Path) -> str | None:
         return None
     except OSError as error:
         return f"{file}: cannot be read: {error.strerror}; move it away"
+    # access(2) asks for the real ids by default, and to open a file takes the effective ones.
     if not stat.S_ISREG(status.st_mode) or os.access(file, os.R_OK | os.W_OK, effective_ids=True):
         return None
     if status.st_uid != os.geteuid():

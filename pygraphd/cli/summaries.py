@@ -7,7 +7,8 @@ import os
 import stat
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pygraphd.cli.output import printable
 from pygraphd.errors import UsageError
@@ -16,9 +17,6 @@ from pygraphd.schema.keys import DIGITS, Environment
 from pygraphd.schema.messages import MAX_COUNT, MAX_TIME, Measurement, read
 from pygraphd.schema.ownership import open_regular
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Memory
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOW = "a program run by `pygraphd run`, or with PYGRAPH_SUMMARY=FILE, writes one when it ends"
 """How a summary is made."""
@@ -31,6 +29,7 @@ SPENT_TIMES = ("lookup_ms", "measuring_ms", "checking_ms", "recording_ms")
 MAX_MS = 1e12
 MAX_FACT_TEXT = 1000
 """Characters of a module path or of a source line that are kept."""
+_BEGINNING_BYTES = 64
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
 
 
@@ -103,6 +102,15 @@ def is_file(target: str) -> bool:
     if not DIGITS.fullmatch(target):
         check_absent(target)
     return False
+
+
+def begins_as_one(target: str) -> bool:
+    """Return whether a file begins as a summary does, and not as a script."""
+    try:
+        with os.fdopen(open_regular(Path(target), follow=True), "rb") as stream:
+            return stream.read(_BEGINNING_BYTES).lstrip().startswith(b"{")
+    except (OSError, ValueError):
+        return False
 
 
 def check_absent(target: str) -> None:
@@ -197,6 +205,7 @@ def _reasons(name: str, value: Any) -> dict[str, int]:
         raise InvalidMessageError(f"{name}: expected an object")
     reasons: Counter[str] = Counter()
     for reason, times in value.items():
+        # Reasons that differ in what cannot be printed are one here.
         reasons[printable(reason)] += check_int(name, times, maximum=MAX_COUNT)
     return dict(reasons)
 

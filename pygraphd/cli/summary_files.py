@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 LAST = "last"
 MAX_SUMMARIES = 64
 """Summaries of `pygraphd run` that are kept; the oldest ones go first."""
+_KEPT = re.compile(r"\d+\.(?P<place>[0-9a-f]{8})\.(?P<name>.+)\.json(?:\.\w+)?", re.DOTALL)
+"""The name of a summary of `pygraphd run`: pid, place and name of the program, and for processes that it has started their rank or pid."""
 
 
 def folder(locations: Locations) -> Path:
@@ -29,25 +32,29 @@ def folder(locations: Locations) -> Path:
     return locations.cache / "summaries"
 
 
-def variable_for(script: str, locations: Locations, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that has this process, as `script`, leave its summary where `find` looks; empty if it is set, or not to be had."""
+def variable_for(program: str, locations: Locations, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable that has this process leave its summary where `find` looks; empty if it is set, or not to be had.
+
+    `program` is the path of a script, or the name of a module.
+    """
     if SUMMARY_VARIABLE in environ or environ.get("PYGRAPH_READONLY", "0") != "0":
         return {}
     kept = folder(locations)
     try:
         folders.make_private(locations.cache)
         folders.make_private(kept)
+        # One less than are kept, for that of this process.
         for old in _newest_first(kept.iterdir())[MAX_SUMMARIES - 1 :]:
             old.unlink(missing_ok=True)
     except (OSError, CommandError):
         return {}  # the script runs all the same
-    return {SUMMARY_VARIABLE: str(kept / f"{os.getpid()}.{_mark_of(script)}")}
+    return {SUMMARY_VARIABLE: str(kept / f"{os.getpid()}.{'.'.join(_mark_of(program))}.json")}
 
 
-def _mark_of(script: str) -> str:
-    """Return the end of the name of a script's summaries: scripts of one name lie in many folders."""
-    place = hashlib.sha256(os.fsencode(Path(script).resolve())).hexdigest()[:8]
-    return f"{place}.{Path(script).name}.json"
+def _mark_of(program: str) -> tuple[str, str]:
+    """Return what the names of a program's summaries have of it: a digest of its place and its name, as scripts of one name lie in many folders."""
+    place = os.path.realpath(program)  # `Path.resolve` raises for a link to itself
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:8], Path(program).name or Path(place).name
 
 
 def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
@@ -62,7 +69,7 @@ def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
         if found:
             return found[0]
         raise UsageError(f"there is no summary yet: {summaries.HOW}")
-    # PID.PLACE.SCRIPT.json of the process itself, or FILE.PID of one that it has started.
+    # PID.PLACE.NAME.json of the process itself, or FILE.PID of one that it has started.
     named = [path for path in found if target.isdecimal() and target in _ends(path.name)]
     if named:
         return named[0]
@@ -75,11 +82,16 @@ def _ends(name: str) -> tuple[str, str]:
     return name.partition(".")[0], name.rpartition(".")[2]
 
 
-def of_script(script: str, locations: Locations, environ: Mapping[str, str]) -> Path | None:
-    """Return the newest summary that a script has left, of this path if there is one, else of this name; None if there is none."""
-    known = _newest_first(_known(locations, environ))
-    marks = (f".{_mark_of(script)}", f".{Path(script).name}.json")
-    return next((path for mark in marks for path in known if mark in path.name), None)
+def of_program(program: str, locations: Locations, environ: Mapping[str, str]) -> Path | None:
+    """Return the newest summary that a script or module has left, of this path if there is one, else of this name; None if there is none.
+
+    Raises CommandError if another user may have put something where summaries are kept.
+    """
+    place, name = _mark_of(program)
+    named = {path: found for path in _known(locations, environ) if (found := _KEPT.fullmatch(path.name))}
+    same = [path for path, found in named.items() if found["name"] == name]
+    here = [path for path in same if named[path]["place"] == place]
+    return next(iter(_newest_first(here or same)), None)
 
 
 def _known(locations: Locations, environ: Mapping[str, str]) -> list[Path]:
@@ -104,6 +116,7 @@ def _files(place: Path, prefix: str) -> list[Path]:
 
 def _is_ours(path: Path) -> bool:
     with contextlib.suppress(OSError):
+        # PYGRAPH_SUMMARY may name a folder such as /tmp, where others can put files of the same names.
         found = path.lstat()
         return stat.S_ISREG(found.st_mode) and found.st_uid in {0, os.geteuid()}
     return False

@@ -28,6 +28,7 @@ DirectoryMode=0700
 [Install]
 WantedBy=sockets.target
 """
+# on-failure: a daemon that was idle ends with 0, and the next connection to the socket starts it again.
 _SERVICE = """\
 [Unit]
 Description=pygraphd, the cache of PyGraph
@@ -56,10 +57,12 @@ def units(locations: Locations, environ: Mapping[str, str]) -> dict[str, str]:
         )
     variables = {name: environ[name] for name in _VARIABLES if environ.get(name)}
     if "PYGRAPHD_HOME" in variables:
+        # As an absolute path, since a service runs in "/".
         variables["PYGRAPHD_HOME"] = str(locations.cache)
     environment = "".join(f"Environment={_quoted(f'{name}={value}')}\n" for name, value in variables.items())
     return {
         "pygraphd.socket": _SOCKET.format(socket=_escaped(str(locations.socket))),
+        # Variables are replaced in ExecStart, and not in Environment (systemd.exec(5)).
         "pygraphd.service": _SERVICE.format(python=_quoted(sys.executable, "$"), environment=environment),
     }
 

@@ -14,6 +14,7 @@ from pygraphd.errors import UsageError
 team = typer.Typer(no_args_is_help=True, help="The PostgreSQL database that a team shares.")
 
 
+# Without a callback, typer has a group of one command be that command itself.
 @team.callback()
 def _team() -> None:
     """Keep the name of the one command."""

@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from pygraphd import folders
-from pygraphd.daemon import control, spool
+from pygraphd.cli.output import complain
+from pygraphd.daemon import control, database, spool
 from pygraphd.daemon.lock import Activity, acquire, hung_text
 from pygraphd.daemon.store import Store, StoreError
-from pygraphd.errors import CommandError
+from pygraphd.errors import CommandError, DatabaseError
 from pygraphd.schema.messages import API_VERSION
 from pygraphd.schema.ownership import REMEDY
 
@@ -51,17 +52,37 @@ class Writer(Protocol):
 
 @contextlib.contextmanager
 def writing(locations: Locations) -> Iterator[Writer]:
-    """Yield a writer; raises CommandError."""
+    """Yield a writer; raises CommandError. Says on standard error if a database is set aside for it."""
     with contextlib.ExitStack() as stack:
         found = _daemon_or_lock(locations)
         try:
             if isinstance(found, _Daemon):
                 yield found
             else:
+                # Before the store: whoever holds the lock is the one writer.
                 stack.enter_context(found)
+                stack.enter_context(_saying_what_is_set_aside())
                 yield _Here(stack.enter_context(Store(locations.database)), locations.spool)
         except StoreError as error:
-            raise CommandError(str(error)) from error
+            raise DatabaseError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _saying_what_is_set_aside() -> Iterator[None]:
+    """Have the block say on standard error which database it sets aside, and why, as a daemon has it in its log."""
+    log, handler = logging.getLogger(database.__name__), _Said(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+
+
+class _Said(logging.Handler):
+    """Prints each line of a log to standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        complain(f"pygraphd: {record.getMessage()}")
 
 
 class _Daemon:
@@ -84,6 +105,7 @@ class _Daemon:
         control.zero_statistics(self._socket)
 
     def _check(self, what: str) -> None:
+        # Only of what is not under /v1, which daemons of all versions answer alike.
         if self._running.api != API_VERSION:
             raise CommandError(
                 f"the daemon is version {self._running.version}, which cannot {what} for this one; run: pygraphd restart"
@@ -99,6 +121,7 @@ class _Here:
 
     def prune(self, request: PruneRequest) -> PruneAnswer:
         if request.everything:
+            # Else the next daemon would take them in, and bring the entries back.
             for name in spool.records(self._spool):
                 spool.ingest_file(self._spool / name, self._store.record)
         return self._store.prune(request)
@@ -127,6 +150,7 @@ def _daemon_or_lock(locations: Locations) -> _Daemon | DaemonLock:
 
 
 def _acquire(locations: Locations) -> DaemonLock | None:
+    # SQLite makes its files by the umask, and nobody else is to read them.
     os.umask(0o077)
     # The store's log is the daemon's; a command says by itself what it could not do.
     logging.getLogger("pygraphd").addHandler(logging.NullHandler())

@@ -26,6 +26,7 @@ def inherited_socket(environ: MutableMapping[str, str], path: Path) -> socket.so
     pid, count = environ.get("LISTEN_PID"), environ.get("LISTEN_FDS")
     for name in _VARIABLES:
         environ.pop(name, None)
+    # A child of the process that systemd started inherits the variables, but not what they describe.
     if pid != str(os.getpid()):
         return None
     if count != "1":
@@ -39,6 +40,7 @@ _REMEDY = "write the units anew: pygraphd systemd-units"
 def _checked(descriptor: int, path: Path) -> socket.socket:
     try:
         inherited = socket.socket(fileno=descriptor)
+        # It has come through an exec, so it lacks close-on-exec, which sockets that Python makes have.
         inherited.set_inheritable(False)
         is_listening = inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         name = inherited.getsockname()

@@ -52,6 +52,7 @@ class Found:
         if not found and not self.missing:
             return self, found
         better = {each.entry.graph for each in found}
+        # Shipped for another environment: `cache explain` can name the factors that differ.
         missing = {
             graph: "other_environment" if why == "unknown" and graph in shipped.graphs else why
             for graph, why in self.missing.items()
@@ -99,6 +100,7 @@ def found_in(request: LookupRequest, rows: Sequence[Row]) -> Found:
                 f'{{"graph":"{graph}","decision":{chosen},{_origin(uid, host)},"cost_us":{cost},"measured_at":{at},'
                 f'"host_us":{host_cost},"span_us":{span}}}'
             )
+        # One bad row must not empty the answer for the other graphs.
         except ValueError:
             continue
         if why_not is not None:
@@ -127,6 +129,7 @@ def _origin(uid: int | None, host: str) -> str:
 def _number(value: object, most: float) -> str:
     if value is None:
         return _NULL
+    # As `json.dumps` writes a float. NaN fails the comparison, and infinity exceeds the bound.
     if type(value) is float and 0.0 <= value <= most:
         return repr(value)
     return repr(check_number("number", value, maximum=most))

@@ -37,6 +37,8 @@ class Binding:
         self._lock_identity = identity(self._lock)
         self._is_inherited = inherited is not None
         if inherited is None:
+            # We hold the lock, and `process` has seen that nobody listens. Else a live daemon would lose its
+            # socket in silence: once the file is gone, the kernel binds the path again.
             _remove_stale(self._path)
         self.socket = inherited or _bound(self._path)
         self._identity = identity(self._path)
@@ -61,8 +63,10 @@ class Binding:
         """Bind a new socket where ours was deleted; raises CommandError if another daemon may be there by now, or something else is."""
         if self._is_inherited:
             raise CommandError(f"{self._path}: was deleted, and is systemd's to bind")
+        # A link that leads nowhere does not exist for `exists`, and yet no socket can be bound in its place.
         if self._path.is_symlink() or self._path.exists():
             raise CommandError(f"{self._path}: is not the socket of this daemon any more")
+        # A lock is on the file, not on its name: whoever makes a new file there becomes the daemon beside us.
         if identity(self._lock) != self._lock_identity:
             raise CommandError(f"{self._path} and {self._lock}: were both removed")
         self.socket = _bound(self._path)
@@ -94,6 +98,7 @@ def _remove_stale(path: Path) -> None:
 
 def _bound(path: Path) -> socket.socket:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The file gets its mode at bind. A chmod after that would come too late for who connects in between.
     umask = os.umask(0o177)
     try:
         bound.bind(str(path))

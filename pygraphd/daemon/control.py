@@ -40,6 +40,7 @@ class _Connection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
+        # With the checks that programs make: a command must not obey a stranger's daemon either.
         self.sock = connect(self._path, self.timeout or _PING_TIMEOUT_S)
 
 
@@ -48,6 +49,7 @@ def ping(path: Path, timeout_s: float = _PING_TIMEOUT_S) -> Ping | None:
     try:
         status, body = _ask(path, "GET", "/v1/ping", timeout_s=timeout_s)
         return decode(Ping, body) if status == http.HTTPStatus.OK else None
+    # HTTPException is no OSError: it comes of a peer that speaks no HTTP, or hangs up within an answer.
     except (OSError, http.client.HTTPException, InvalidMessageError):
         return None
 
@@ -58,6 +60,7 @@ def why_untrusted(path: Path) -> str | None:
         connect(path, _PING_TIMEOUT_S).close()
     except StrangerError as error:
         return str(error)
+    # Nobody listens, or the socket may not be connected to: the callers look into that.
     except OSError:
         pass
     return None
@@ -67,6 +70,7 @@ def why_no_answer(path: Path) -> str | None:
     """Return why a live daemon cannot be asked: the socket may not be connected to, or it answers with a refusal. None if that is not why."""
     try:
         status, body = _ask(path, "GET", "/v1/ping")
+    # `why_untrusted` tells of that, with the remedy.
     except StrangerError:
         return None
     except PermissionError as error:
@@ -91,6 +95,7 @@ def stats(path: Path) -> dict[str, object]:
     """Return the daemon's counters; raises CommandError if it does not answer."""
     try:
         answer = json.loads(_ask_successfully(path, "GET", "/v1/stats", b"", _PING_TIMEOUT_S))
+    # RecursionError is no ValueError: json raises it for arrays that are nested deeply.
     except (ValueError, RecursionError) as error:
         raise CommandError(f"the daemon's answer to /v1/stats is not JSON: {error}") from error
     if not isinstance(answer, dict):

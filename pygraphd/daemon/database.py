@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from pygraphd.daemon.database_files import CORRUPT, DAMAGE, OUTDATED, set_aside
-from pygraphd.daemon.tables import APPLICATION_ID
+from pygraphd.daemon.database_files import APPLICATION_ID, CORRUPT, DAMAGE, OUTDATED, set_aside
 from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED
 
 if TYPE_CHECKING:
@@ -29,11 +28,15 @@ _WAL_BYTES = 4 * 2**20
 CACHE_KIB = 16_384
 """Deleting touches all indices at random places, for which SQLite's own 2 MB are few; 32 MB save no processor time."""
 
+_SET_ASIDE = "%s: %s; set aside as %s, and a new database is begun"
+
 _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
+    # In WAL mode, a power cut may then lose the last commits, but damages nothing.
     "PRAGMA synchronous=NORMAL",
     "PRAGMA foreign_keys=ON",
     f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}",
+    # Some of the log's file stays: on a full disk even deletions need room in it.
     f"PRAGMA journal_size_limit={_WAL_BYTES}",
     f"PRAGMA cache_size=-{CACHE_KIB}",
 )
@@ -47,7 +50,7 @@ class OutdatedError(Exception):
     """The file is a database of an unreleased version, for which there is no migration."""
 
     def __init__(self, version: int) -> None:
-        super().__init__(f"version {version} was never released, and is not migrated")
+        super().__init__(f"is of version {version}, which was never released, and is not migrated")
         self.version = version
 
 
@@ -60,9 +63,9 @@ def open_writer(path: Path) -> sa.Engine:
     try:
         return _open_sound(path)
     except DamagedError as error:
-        _log.error("%s: %s", set_aside(path, CORRUPT), error)
+        _log.error(_SET_ASIDE, path, error, set_aside(path, CORRUPT))
     except OutdatedError as error:
-        _log.warning("%s: %s", set_aside(path, f"{OUTDATED}{error.version}"), error)
+        _log.warning(_SET_ASIDE, path, error, set_aside(path, f"{OUTDATED}{error.version}"))
     return _open_sound(path)
 
 
@@ -93,7 +96,7 @@ def _open_sound(path: Path) -> sa.Engine:
     except sa.exc.DBAPIError as error:
         engine.dispose()
         if is_damage(error):
-            raise DamagedError(f"{path}: {error.orig}") from error
+            raise DamagedError(str(error.orig)) from error
         raise
     except BaseException:
         engine.dispose()
@@ -117,15 +120,17 @@ def _configure(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
+    # One that reads first could fail at its first write with SQLITE_BUSY, at once and whatever the timeout.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _check_health(connection: sa.Connection) -> None:
     verdict = _pragma(connection, "quick_check(1)")
     if verdict != "ok":
-        raise DamagedError(f"quick_check says: {verdict}")
+        raise DamagedError(f"quick_check says: {' '.join(str(verdict).split())}")
     if _has_tables(connection) and _pragma(connection, "application_id") != APPLICATION_ID:
-        raise DamagedError("another program's database")
+        raise DamagedError("is another program's database")
+    # Ends the transaction that SQLAlchemy began for the reads, and with it the write lock.
     connection.rollback()
 
 
@@ -147,6 +152,7 @@ def upgrade(connection: sa.Connection) -> None:
     from alembic import command
 
     command.upgrade(migration_config(connection), "head")
+    # In the transaction that makes the tables: whoever reads the version finds all of them.
     connection.exec_driver_sql(f"PRAGMA application_id={APPLICATION_ID}")
     connection.exec_driver_sql(f"PRAGMA user_version={DATABASE_VERSION}")
 
@@ -156,6 +162,7 @@ def migration_config(connection: sa.Connection) -> Config:
     from alembic.config import Config
 
     config = Config()
+    # configparser takes a "%" for a reference to another option.
     config.set_main_option(
         "script_location", str(Path(__file__).parents[1] / "migrations").replace("%", "%%")
     )

@@ -12,9 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pygraphd.remedies import for_access
 from pygraphd.schema import offline
 from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED
-from pygraphd.schema.ownership import is_irregular, is_there, open_regular
+from pygraphd.schema.ownership import REMEDY, is_irregular, is_there, open_regular
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +25,14 @@ CORRUPT = "corrupt"
 OUTDATED = "old-v"
 """Names, with a version, the database of an unreleased version that was renamed."""
 BALLAST_BYTES = 4 * 2**20
+APPLICATION_ID = 0x50794772
+"""`PRAGMA application_id` ("PyGr"): tells our file from another program's."""
 DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 """SQLite's result codes for a file that is no sound database."""
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_NO_ACCESS = frozenset(
+    {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH}
+)
 _LITTLE_ROOM = 2**20
 """Free bytes of a disk with less than which it counts as full: WAL's files alone take some hundred kilobytes."""
 
@@ -62,16 +69,54 @@ def why_read_only(path: Path) -> str | None:
 
 def why_unreadable(path: Path, error: BaseException | None) -> str:
     """Return the cause of SQLite's error and the remedy. Only a damaged file is said to be damaged."""
+    if (file := offline.irregular_file(path)) is not None:
+        return f"{file}: is not a regular file; move it away"
     version = stored_version(path)
-    if version and version < DATABASE_VERSION:
+    if version is not None and (problem := _why_another(path, version)):
+        return f"{path}: {problem}"
+    return f"{path}: cannot be read: {error}; {remedy(path, error)}"
+
+
+def _why_another(path: Path, version: int) -> str:
+    """Return what a sound database is instead of one of this version, with the remedy; empty if it is one, or cannot be read."""
+    if version > DATABASE_VERSION:
+        return f"is of version {version}, and this pygraphd reads {DATABASE_VERSION}; upgrade pygraphd, or set PYGRAPHD_HOME to another folder"
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(offline.connect(path)) as connection:
+        (has_tables,) = connection.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema)").fetchone()
+        if not has_tables:
+            return "is empty; `pygraphd start` makes it anew"
+        (program,) = connection.execute("PRAGMA application_id").fetchone()
+        if program != APPLICATION_ID:
+            return "is another program's database; `pygraphd start` sets it aside"
+    if 0 < version < DATABASE_VERSION:
         does = "sets it aside" if version < OLDEST_MIGRATED else "migrates it"
-        return f"{path}: is of version {version}, and this pygraphd reads {DATABASE_VERSION}; `pygraphd start` {does}"
-    remedy = ""
-    if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in DAMAGE:
-        remedy = "; `pygraphd start` sets a damaged file aside"
-    elif is_full(path):
-        remedy = "; the disk is full: free some room or run: pygraphd cache prune"
-    return f"{path}: cannot be read: {error}{remedy}"
+        return f"is of version {version}, and this pygraphd reads {DATABASE_VERSION}; `pygraphd start` {does}"
+    return ""
+
+
+def remedy(path: Path, error: BaseException | None) -> str:
+    """Return what a person can do about an error of SQLite's, or of the system's, with the database at `path`."""
+    # The lowest byte of an extended code is the primary one.
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF
+    if code in DAMAGE:
+        return "`pygraphd start` sets a damaged file aside"
+    if code == sqlite3.SQLITE_FULL or is_full(path):
+        return "the disk is full: free some room or run: pygraphd cache prune"
+    if code in _BUSY:
+        return f"another process holds it: try again, or see which one does: fuser {path}"
+    if code in _NO_ACCESS or isinstance(error, OSError):
+        may_use = os.access(path.parent, os.W_OK | os.X_OK) and os.access(path, os.R_OK | os.W_OK)
+        return REMEDY if may_use else for_access(path)
+    if code == sqlite3.SQLITE_IOERR:
+        return f"see whether its disk is in order, or {REMEDY}"
+    return "move it away, and `pygraphd start` begins a new one"
+
+
+def with_remedy(path: Path, error: BaseException) -> str:
+    """Return the text of an error with the file at `path`, and what a person can do about it."""
+    if offline.irregular_file(path) is not None:
+        return str(error)  # which says so
+    return f"{error}; {remedy(path, error)}"
 
 
 def is_full(path: Path) -> bool:
@@ -80,6 +125,7 @@ def is_full(path: Path) -> bool:
         room = os.statvfs(path.parent)
     except OSError:
         return False
+    # f_bavail leaves out what the file system keeps for root.
     return room.f_bavail * room.f_frsize < _LITTLE_ROOM
 
 
@@ -97,8 +143,10 @@ def stored_version(path: Path) -> int | None:
 def set_aside(path: Path, label: str) -> Path:
     """Rename a database, log and all, to `NAME.LABEL-<UTC time>`; returns the new name."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    # The stamp has whole seconds, within which another may be set aside.
     target = _free_name(path.with_name(f"{path.name}.{label}-{stamp}"))
     path.rename(target)
+    # They belong to this database: left there, SQLite would take them for the next one's.
     for suffix in ("-wal", "-shm"):
         with contextlib.suppress(FileNotFoundError):
             path.with_name(path.name + suffix).rename(target.with_name(target.name + suffix))
@@ -127,6 +175,7 @@ def make_ballast(path: Path) -> None:
             return
     try:
         with os.fdopen(open_regular(file, os.O_WRONLY | os.O_CREAT), "wb") as stream:
+            # Not `truncate`, which makes a hole and reserves nothing.
             os.posix_fallocate(stream.fileno(), 0, BALLAST_BYTES)
     except OSError:
         if is_irregular(file) or not (file.exists() and file.stat().st_size):

@@ -89,6 +89,7 @@ def _header_line(entries: int) -> str:
 
 
 def _line(value: Header | Portable) -> str:
+    # By default json writes NaN, which is no JSON.
     return json.dumps(_plain(value), separators=(",", ":"), allow_nan=False)
 
 
@@ -125,10 +126,11 @@ def check_file(stream: BinaryIO, name: str) -> Contents:
     return Contents(entries, left_out)
 
 
-def read_file(stream: BinaryIO, name: str) -> Iterator[Portable | None]:
-    """Yield each entry of a file as it is read; None for one of an older format that decides nothing any more. Raises UsageError as `check_file`."""
+def read_header(stream: BinaryIO, name: str) -> Header:
+    """Return the header of a file; raises UsageError if there is none, or one of a version that cannot be read here."""
     with _refusing(name, 1):
         value = json_line(stream)
+        # First: of a newer format, "upgrade" is to be said, and not which field it lacks here.
         _check_version(value)
         header = read(Header, value)
     if header.keys != KEY_VERSION:
@@ -136,6 +138,13 @@ def read_file(stream: BinaryIO, name: str) -> Iterator[Portable | None]:
             f"{name}: was written by pygraphd {header.pygraphd}, which names graphs otherwise, so that nothing of it would ever"
             " be found here: export it anew with this version; nothing was imported"
         )
+    return header
+
+
+def read_file(stream: BinaryIO, name: str) -> Iterator[Portable | None]:
+    """Yield each entry of a file as it is read; None for one of an older format that decides nothing any more. Raises UsageError as `check_file`."""
+    header = read_header(stream, name)
+    # As many as the header says: a file that was cut off must not pass for one with fewer.
     for number in range(2, header.entries + 2):
         with _refusing(name, number):
             entry = _entry(json_line(stream), header.version)

@@ -18,7 +18,9 @@ JSON = "application/json"
 
 _REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.([01])")
 _BEGINNING = re.compile(rb"[A-Z]{1,16}(?: .*)?", re.DOTALL)
+# No space before the colon and no line that is continued: a head must not be readable in two ways.
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\0\r\n]*?)[ \t]*")
+# `int` alone would also take a sign, underscores and spaces.
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 _TOKENS = re.compile(rb"[ \t]*,[ \t]*")
 
@@ -85,6 +87,7 @@ def parse_head(data: bytes) -> Head:
     if request is None:
         raise RefusedError(HTTPStatus.BAD_REQUEST, "not an HTTP/1.1 request")
     fields = _fields(lines)
+    # The end of such a body is not where Content-Length has it, and its rest would pass for the next request.
     for name in (b"transfer-encoding", b"content-encoding"):
         if fields.get(name, b"identity").lower() != b"identity":
             status = HTTPStatus.LENGTH_REQUIRED if name[0] == ord("t") else HTTPStatus.UNSUPPORTED_MEDIA_TYPE
@@ -97,6 +100,7 @@ def parse_head(data: bytes) -> Head:
         method=request[1].decode(),
         path=request[2].partition(b"?")[0].decode(),
         length=int(length),
+        # Without the field, HTTP/1.1 keeps a connection and HTTP/1.0 ends it.
         keep_alive=b"close" not in tokens if request[3] == b"1" else b"keep-alive" in tokens,
         expects=fields.get(b"expect", b"").lower() == b"100-continue",
     )
@@ -109,6 +113,7 @@ def _fields(lines: list[bytes]) -> dict[bytes, bytes]:
         if field is None:
             raise RefusedError(HTTPStatus.BAD_REQUEST, f"not a header field: {line[:80]!r}")
         name = field[1].lower()
+        # One of two lengths is false: by the wrong one, a part of the body passes for the next request.
         if name == b"content-length" and name in fields:
             raise RefusedError(HTTPStatus.BAD_REQUEST, "content-length: given twice")
         fields[name] = field[2]

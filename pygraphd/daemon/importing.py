@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -34,8 +34,12 @@ def add(connection: sa.Connection, entries: Sequence[Portable], uid: int, now: f
     fates: Counter[_Fate] = Counter()
     outdated: list[str] = []
     for entry in entries:
-        fate = _fate(connection, entry, now)
+        known = _known(connection, entry)
+        fate = _fate(known, entry, now)
         fates[fate] += 1
+        # The statement that stores compares with the row, and values of any type might win.
+        if known is not None and not _is_valid(known):
+            connection.execute(sa.delete(tables.Decision).where(*_has_key(entry)))
         if fate is not _Fate.KEPT:
             _store(connection, entry, uid, now)
             if not _is_current(entry.record.decision.policy):
@@ -52,16 +56,37 @@ def foresee(connection: sa.Connection, entries: Iterable[Portable], now: float) 
     for entry in entries:
         if (key := entry_id(*entry.key)) not in seen:
             seen.add(key)
-            fates[_fate(connection, entry, now)] += 1
+            fates[_fate(_known(connection, entry), entry, now)] += 1
     return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], dry_run=True)
 
 
-def _fate(connection: sa.Connection, entry: Portable, now: float) -> _Fate:
-    decision, key = tables.Decision, entry.key
+def _has_key(entry: Portable) -> tuple[sa.ColumnElement[bool], ...]:
+    environment, graph = entry.key
+    return tables.Decision.environment == environment, tables.Decision.graph == graph
+
+
+def _known(connection: sa.Connection, entry: Portable) -> sa.Row[*tuple[Any, ...]] | None:
+    """Return what is stored of the decision with an entry's key: if the tables were made without types, anything."""
+    decision = tables.Decision
     query = sa.select(decision.final, decision.host, decision.measured_at, decision.policy)
-    known = connection.execute(query.where(decision.environment == key[0], decision.graph == key[1])).first()
+    return connection.execute(query.where(*_has_key(entry))).first()
+
+
+def _is_valid(known: sa.Row[*tuple[Any, ...]]) -> bool:
+    """Return whether a stored decision has the types that the daemon stores; one that has not is used by nobody."""
+    return (
+        known.final in {0, 1}
+        and isinstance(known.host, str)
+        and isinstance(known.policy, int)
+        and isinstance(known.measured_at, int | float | None)
+    )
+
+
+def _fate(known: sa.Row[*tuple[Any, ...]] | None, entry: Portable, now: float) -> _Fate:
     if known is None:
         return _Fate.ADDED
+    if not _is_valid(known):
+        return _Fate.REPLACED
     if not known.final:
         return _Fate.REPLACED
     is_current = _is_current(entry.record.decision.policy)

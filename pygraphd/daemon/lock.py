@@ -49,6 +49,7 @@ class DaemonLock:
 
     def close(self) -> None:
         """Withdraw the holder's name, then release the lock; the file stays."""
+        # Before the release: after it, the file may be that of the next holder.
         with contextlib.suppress(OSError):
             _holder_file(self._locations).unlink()
         self._lock.release()
@@ -72,6 +73,7 @@ def acquire(
     """Return the held lock, or None if another process still holds it after `timeout_s`; raises OSError."""
     if is_irregular(locations.lock):
         raise OSError(errno.ENOTSUP, "is not a regular file", str(locations.lock))
+    # flock: the kernel releases it with the process, however that ends, so that no lock is ever stale.
     lock = FileLock(locations.lock, mode=0o600)
     try:
         lock.acquire(timeout=timeout_s, poll_interval=0.02)
@@ -115,6 +117,7 @@ def activity_of_holder(locations: Locations) -> Activity:
 def why_unknown(locations: Locations) -> str | None:
     """Return why it cannot be told whether a daemon runs: the lock may not be looked at or opened. None if it can be told."""
     try:
+        # O_NONBLOCK: a pipe in the place of the lock must not be waited for.
         os.close(os.open(locations.lock, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
@@ -129,6 +132,7 @@ def why_unknown(locations: Locations) -> str | None:
 def hung_text(locations: Locations) -> str:
     """Return why the lock is held and nobody answers, and the remedy."""
     pid = holder(locations)
+    # First, as these answer nobody either: the advice to kill must not end a process that lives and works.
     if pid is not None and (patience := _PATIENCE.get(activity_of_holder(locations))):
         return f"process {pid} {patience.format(pid=pid)}"
     if why := control.why_no_answer(locations.socket):

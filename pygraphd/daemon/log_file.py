@@ -29,6 +29,7 @@ class Log:
 
     def __init__(self, path: Path, level: str) -> None:
         """Begin to log at `level`; without a file that can be written, nowhere until there can be one."""
+        # Python sets `sys.stderr` to None where descriptor 2 is closed.
         self.is_terminal = sys.stderr is not None and sys.stderr.isatty()
         self._file = None if self.is_terminal else LogFile(path)
         handler = self._file or logging.StreamHandler()
@@ -89,10 +90,12 @@ class LogFile(logging.Handler):
         super().close()
 
     def _held(self) -> contextlib.AbstractContextManager[object]:
+        # That which `logging` holds around `emit`: lines come from any thread, and looks from the event loop.
         assert self.lock is not None
         return self.lock
 
     def _write(self, text: str) -> None:
+        # Names of files may hold lone surrogates, which UTF-8 cannot encode.
         line = text.encode(errors="backslashreplace")
         if not self._is_in_place():
             self._open()
@@ -101,6 +104,7 @@ class LogFile(logging.Handler):
         if self._descriptor is None:
             return
         try:
+            # One write with O_APPEND: of many processes that start at once, no line is within another's.
             os.write(self._descriptor, line)
         except OSError as error:
             self._faults["write"] = f"cannot be written: {error.strerror}; lines are lost"
@@ -111,6 +115,7 @@ class LogFile(logging.Handler):
         if self._descriptor is None:
             return False
         try:
+            # lstat, as the log is never opened through a link.
             is_ours = os.path.samestat(self._path.lstat(), os.fstat(self._descriptor))
         except (FileNotFoundError, NotADirectoryError):
             return False
@@ -153,6 +158,7 @@ class LogFile(logging.Handler):
             is_cut = os.fstat(self._descriptor).st_size + more > MOST_BYTES
             with contextlib.suppress(OSError):
                 if is_cut:
+                    # O_APPEND has all that write here, standard error included, go on at the new end.
                     os.ftruncate(self._descriptor, 0)
                 if is_new or is_cut:
                     self._say(fault)
@@ -168,6 +174,7 @@ class LogFile(logging.Handler):
 
     def _say(self, fault: str) -> None:
         """Write a line of our own, once."""
+        # Not by `_log`: its line would find the file too long, and come back here without end.
         assert self._descriptor is not None
         arguments = (_log.name, logging.ERROR, __file__, 0, "%s: %s", (self._path, fault), None)
         os.write(self._descriptor, f"{self.format(logging.LogRecord(*arguments))}\n".encode())

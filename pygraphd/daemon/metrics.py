@@ -66,6 +66,7 @@ def _lines(state: State) -> Iterator[str]:
     yield from _metric("info", "gauge", "The version of the daemon.", {f'{{version="{state.version}"}}': 1})
     yield from _metric("start_time_seconds", "gauge", "When it started.", {"": state.started})
     yield from _metric("problems", "gauge", "Problems that `pygraphd status` lists.", {"": state.problems})
+    # No sample instead of 0: a database that cannot be read is not an empty one.
     if state.entries is not None:
         yield from _metric("entries", "gauge", "Entries in the database.", {"": state.entries})
     if state.size is not None:
@@ -120,6 +121,7 @@ class Port:
 
     async def listen(self, number: int) -> None:
         """Serve on a port instead of the one before, 0: on none. Sets `problem` if that is not possible."""
+        # Called at each SIGHUP: a port that could not be bound is tried again, one that is served stays.
         if number == self._number and self.problem is None:
             return
         await self.close()
@@ -127,6 +129,7 @@ class Port:
         if not number:
             return
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # Connections of the daemon before stay in TIME_WAIT, and would keep a restart from its port.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener = self._new_listener()
         try:

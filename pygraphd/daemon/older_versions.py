@@ -56,6 +56,7 @@ def translated_request(request: Any) -> Any:
 
 def code_of(sentence: str) -> dict[str, str]:
     """Return the code and detail of an older version's sentence: `other` with the sentence if it has no exact translation."""
+    # `policy.reason_text` makes this remark of the decision's finality today.
     sentence = sentence.removesuffix(_NOISY)
     if (code := _SENTENCES.get(sentence)) is not None:
         return {"code": code.value, "detail": ""}
@@ -69,6 +70,7 @@ def _with_codes(decision: Any) -> Any:
     if not isinstance(decision, dict) or not isinstance(decision.get("reason"), str):
         return decision
     reason = code_of(decision["reason"])
+    # Older policies had one reason for KERNELS, which is the reason against a GRAPH as well.
     against_graph = {"against": reason} if decision.get("deployment") == "KERNELS" else {}
     return {**decision, "reason": reason, **against_graph}
 
@@ -83,6 +85,7 @@ def _without_trees(record: dict[str, Any]) -> dict[str, Any] | None:
     if rests_on_trees and not measured.keys() >= _NAMES.keys():
         return None
     if decision["deployment"] == _TREES:
+        # Nobody uses it: its policy is an older one, and both others were measured to derive it anew.
         decision |= {"deployment": "KERNELS", "reason": {"code": ReasonCode.TREES_GONE.value}}
     measured.pop(_TREES, None)
     return {**record, "decision": decision, "measurements": list(measured.values())}

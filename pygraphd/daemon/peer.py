@@ -42,6 +42,7 @@ def birth_of(pid: int) -> int | None:
 
 def why_refused(peer: Peer) -> str | None:
     """Return why a peer may not use this daemon: it serves its own user and root."""
+    # Root can read and change the files anyway.
     if peer.uid in (os.geteuid(), ROOT):
         return None
     return f"uid {peer.uid} may not use the daemon of uid {os.geteuid()}"

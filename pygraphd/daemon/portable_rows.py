@@ -56,6 +56,7 @@ def _portable(row: Row, measured: Sequence[Row]) -> Portable:
     if row["measured_at"] is not None and not measured:
         raise InvalidMessageError("measured_at: what was measured then is gone")
     environment = Environment(**{field.name: row[field.name] for field in dataclasses.fields(Environment)})
+    # Versions are stored with measurements, so a decision by rule has none.
     origin = Origin(row["host"], measured[0]["version"] if measured else "")
     return Portable(environment, origin, _record(row, measured), row["measured_at"])
 

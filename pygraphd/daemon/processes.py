@@ -63,6 +63,7 @@ class Processes:
         """Note which of some graphs a process may measure; it waits for the others."""
         if (known := self._known.get(peer.pid)) is not None:
             known.waits.difference_update((environment, graph) for graph in granted)
+            # Another's answer ends a wait unseen here: the set would grow until somebody looks at it.
             if len(known.waits) > MAX_PROCESSES:
                 self._forget_answered(known)
             known.waits.update((environment, graph) for graph in {*asked}.difference(granted))
@@ -109,6 +110,7 @@ def program_of(pid: int) -> str:
         return ""
     if not words:
         return ""
+    # No arguments, which may hold secrets. A control character would have `status` refuse the whole list.
     shown = [Path(words[0]).name, *_script(words[1:])]
     return _shortened("".join(c if c.isprintable() else "?" for c in " ".join(shown)).strip())
 

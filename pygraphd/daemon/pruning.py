@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 64
 """Entries named in one request: few enough for one transaction."""
-_CENTURY_S = 3.2e9
+CENTURY_S = 3.2e9
+"""The greatest age that a request can name, in seconds: beyond, nothing can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class PruneRequest:
     everything: bool = False
 
     def __post_init__(self) -> None:
-        check_number("older_than_s", self.older_than_s, maximum=_CENTURY_S)
+        check_number("older_than_s", self.older_than_s, maximum=CENTURY_S)
         check_text("gpu", self.gpu, maximum=256)
         check_bool("dry_run", self.dry_run)
         check_bool("everything", self.everything)
@@ -105,6 +106,7 @@ class PruneProgress:
 
     def answer(self, request: PruneRequest, freed_bytes: int) -> PruneAnswer:
         """Return the answer of a prune that is complete."""
+        # Records that came meanwhile may have made the file grow.
         freed = 0 if request.dry_run else max(freed_bytes, 0)
         return PruneAnswer(self.entries, self.measurements, freed, request.dry_run)
 

@@ -306,6 +306,7 @@ def prunable(
         named = sa.select(tables.Decision.id).where(tables.Decision.id.in_(request.entries))
         return Prunable(list(connection.scalars(named)), None)
     scanned = sa.select(row_place).select_from(tables.Decision).where(row_place > after).order_by(row_place)
+    # By rows and not by matches, or a filter that few entries match would have all read in one transaction.
     last = connection.scalar(sa.select(sa.func.max(scanned.limit(SCANNED).subquery().c.place)))
     if last is None:
         return Prunable((), None)
@@ -356,16 +357,34 @@ def delete_entries(connection: sa.Connection, ids: Sequence[str]) -> None:
     graphs = list(
         connection.scalars(sa.select(tables.Decision.graph).where(tables.Decision.id.in_(ids)).distinct())
     )
+    # Before the decisions, by which they are found.
     connection.execute(sa.delete(tables.Measurement).where(_of_entries(ids)))
     connection.execute(sa.delete(tables.Decision).where(tables.Decision.id.in_(ids)))
-    named = sa.exists().where(tables.Decision.graph == tables.Graph.digest)
-    connection.execute(sa.delete(tables.Graph).where(tables.Graph.digest.in_(graphs), ~named))
+    _delete_unnamed_graphs(connection, graphs)
+
+
+def _delete_unnamed_graphs(connection: sa.Connection, digests: Sequence[str]) -> None:
+    """Delete those of some graphs that neither an entry nor a measurement without a decision names."""
+    # Foreign keys are enforced: a graph that is still named would end the whole transaction.
+    named = sa.or_(
+        *(
+            sa.exists().where(table.graph == tables.Graph.digest)
+            for table in (tables.Decision, tables.Measurement)
+        )
+    )
+    for some in chunks(digests):
+        connection.execute(sa.delete(tables.Graph).where(tables.Graph.digest.in_(some), ~named))
 
 
 def delete_unnamed_environments(connection: sa.Connection) -> None:
-    """Delete the environments that no entry names any more."""
+    """Delete the environments that no entry names any more, with measurements there that have no decision."""
     named = sa.exists().where(tables.Decision.environment == tables.Environment.id)
-    connection.execute(sa.delete(tables.Environment).where(~named))
+    for unnamed in list(connection.scalars(sa.select(tables.Environment.id).where(~named))):
+        strays = tables.Measurement.environment == unnamed
+        graphs = list(connection.scalars(sa.select(tables.Measurement.graph).where(strays).distinct()))
+        connection.execute(sa.delete(tables.Measurement).where(strays))
+        connection.execute(sa.delete(tables.Environment).where(tables.Environment.id == unnamed))
+        _delete_unnamed_graphs(connection, graphs)
 
 
 def free_pages(connection: sa.Connection) -> int:
@@ -406,6 +425,7 @@ def weighed(connection: sa.Connection, *where: sa.ColumnElement[bool]) -> dict[K
         decision,
         (decision.environment == measurement.environment)
         & (decision.graph == measurement.graph)
+        # A decision and the measurements that it rests on come in one record, and have its time.
         & (decision.measured_at == measurement.measured_at),
     )
     by_entry: dict[Key, dict[str, Row]] = {}

@@ -48,6 +48,8 @@ class Reader:
 
     def _connected(self) -> sqlite3.Connection | None:
         """Return the connection to the file that is there now; None if there is none."""
+        # Before the file is opened: if it is replaced in between, the next lookup sees that. SQLite itself
+        # goes on with a file that was removed, in which nothing new is ever found.
         identity = database_files.identity(self._path)
         if identity != self._identity or self._connection is None:
             self.close()

@@ -113,6 +113,7 @@ def rederive(stored: Row, measured: Sequence[Row]) -> Outcome:
     if before.final and after.reason.code is ReasonCode.TOO_FEW_CALLS:
         # That a policy needs more is no reason to give up what an earlier one, or a longer program, has decided.
         return Outcome(before, after, str(after.reason))
+    # The policy knows no calls: these are what the program has counted.
     return Outcome(before, dataclasses.replace(after, calls=before.calls))
 
 

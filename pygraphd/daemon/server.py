@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 CAPABILITIES = ("lookup", "sizes", "record", "lease", "stats", "prune", "rederive", "import")
+# Within the time after which the kernel ends the daemon: hit counts and statistics are yet to be written.
 _SHUTDOWN_S = 5.0
 
 
@@ -83,6 +84,7 @@ class Server:
 
     def _metrics_listener(self) -> Listener:
         """Return what accepts connections of anybody on this host: it serves numbers only, and few at a time."""
+        # The kernel has no credentials for TCP. Such connections count as strangers', and share their limit.
         handlers: dict[str, tuple[str, Handler]] = {metrics.PATH: ("GET", self._metrics)}
         return self._listener(handlers, lambda _request: None, lambda _peer: None)
 
@@ -109,6 +111,7 @@ class Server:
         peer: Peer,
     ) -> Response | None:
         """Return the answer to a request that needs no look at its body."""
+        # By the head alone: the megabytes of a stranger's body are never kept.
         if reason := why_not(peer):
             self._cache.counters.refused += 1
             _log.warning("%s refused: %s", path, reason)
@@ -135,6 +138,7 @@ class Server:
 
     def _answer_at_once(self, request: Request) -> Response | None:
         """Answer a lookup that nothing has to be waited for, which nearly all requests are; else return None."""
+        # A stranger's request takes the long way, which counts and refuses it.
         if (request.path, request.method) != (LOOKUP_PATH, "POST") or why_refused(request.peer):
             return None
         if request.is_gone:
@@ -155,6 +159,7 @@ class Server:
             _log.warning("%s refused: %s", request.path, problem)
             return error(HTTPStatus.BAD_REQUEST, str(problem))
         counters.failed += 1
+        # No line in the log: the store writes one when the fault begins, and not for each record.
         if isinstance(problem, DiskFullError):
             return error(HTTPStatus.INSUFFICIENT_STORAGE, str(problem))
         if isinstance(problem, StoreError):
@@ -194,6 +199,7 @@ class Server:
         return Response(encode(self._cache.lease(request.body, request.peer)))
 
     async def _prune(self, request: Request) -> Response:
+        # A command keeps the daemon alive, but measures nothing, so it is no process to be listed.
         self.last_used = time.monotonic()
         return _json((await self._cache.prune(request.body)).as_json())
 

@@ -82,6 +82,8 @@ def serve(
     sys.setswitchinterval(_SWITCH_S)
     _use_one_arena()
     with Store(locations.database) as store:
+        # All this comes before the socket: until there is one, programs find nobody and use the spool, and
+        # wait for no check of a large database.
         _rederive_outdated(store)
         with Binding(locations, inherited) as binding:
             cache = Cache(

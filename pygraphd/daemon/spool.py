@@ -96,6 +96,7 @@ class Intake:
 
     def records(self) -> list[str]:
         """Return the names of the files of one pass, oldest first. Tries once more to remove those that were dealt with."""
+        # A copy: this runs on the reader's thread, and `ingest` adds to it on the writer's.
         for name, stuck in list(self._stuck.items()):
             if _identity(self._folder / name) != stuck.identity or self._is_away(name, stuck):
                 del self._stuck[name]
@@ -146,6 +147,7 @@ def _ingest(path: Path, store: Callable[[RecordRequest, int], int]) -> tuple[int
             return 0, None
         _log.warning("%s: cannot be read: %s; nor set aside: %s", path, error, why)
         return 0, _Stuck(None, was_stored=False, why=why)
+    # Stored before it is removed. A daemon that is killed in between stores it twice, which changes nothing.
     stored = store(file.request, file.uid)
     why = _why_left(path)
     return stored, None if why is None else _Stuck(None, was_stored=True, why=why)
@@ -153,9 +155,11 @@ def _ingest(path: Path, store: Callable[[RecordRequest, int], int]) -> tuple[int
 
 def _read(path: Path) -> Waiting:
     with os.fdopen(open_regular(path), "rb") as stream:
+        # Of the open file, not of its name, behind which there may be another one by now.
         status = os.fstat(stream.fileno())
         if problem := _why_refused(status):
             raise InvalidMessageError(problem)
+        # One byte more than allowed, so that a file that has grown since is refused and not cut off.
         return Waiting(_decoded(stream.read(MAX_BODY_BYTES + 1)), status.st_uid, status.st_mtime)
 
 
@@ -169,6 +173,7 @@ def _decoded(body: bytes) -> RecordRequest:
 
 
 def _why_refused(status: os.stat_result) -> str | None:
+    # As on the socket: the row will carry this uid, and programs trust those of their own user.
     if status.st_uid not in (os.geteuid(), ROOT):
         return f"belongs to uid {status.st_uid}"
     if status.st_size > MAX_BODY_BYTES:
@@ -200,11 +205,13 @@ def _identity(path: Path) -> tuple[int, int, int, int] | None:
         status = path.lstat()
     except OSError:
         return None
+    # With size and time, as a new file may get the inode of one that was removed.
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def records(folder: Path, without: Container[str] = ()) -> list[str]:
     """Return the names of the files of one pass, oldest first, `without` some."""
+    # Clients let names begin with the time.
     names = sorted(name for name in _names(folder) if _is_record(name) and name not in without)
     return names[:MAX_PASS_FILES]
 

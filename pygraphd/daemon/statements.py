@@ -23,6 +23,7 @@ class Statement:
         """Compile `statement`; of an INSERT, `columns` are those that are given, by default all."""
         compiled = statement.compile(dialect=_DIALECT, column_keys=columns)
         self._text = str(compiled)
+        # SQLAlchemy makes parameters of literals in a statement, too: those have values, columns None.
         self._fixed = {name: value for name, value in compiled.params.items() if value is not None}
 
     def run(self, connection: sa.Connection, row: Mapping[str, Any]) -> sqlite3.Cursor:
@@ -42,4 +43,5 @@ class Statement:
         try:
             return execute(driver)
         except sqlite3.Error as error:
+            # As SQLAlchemy's own execution: by it, the store tells a full disk from a damaged file.
             raise sa.exc.DBAPIError(self._text, None, error) from error

@@ -155,6 +155,7 @@ def read(connection: sa.Connection) -> Stored | None:
     values: dict[str, float] = {row.name: row.value for row in rows if _is_count(row.value)}
     if SINCE not in values:
         return None
+    # Names of other versions stay in the file. The column is REAL, so counts come back as floats.
     known = {name: _KINDS[name](value) for name, value in values.items() if name in _NAMES}
     return Stored(values[SINCE], Counters(**known))
 
@@ -175,6 +176,7 @@ _ADD = _insert.on_conflict_do_update(
 )
 
 _chosen, _other = sa.orm.aliased(tables.Measurement), sa.orm.aliased(tables.Measurement)
+# With two arguments SQLite's max is a scalar function, no aggregate.
 _extra_us = sa.func.max(_other.host_us - _chosen.host_us, 0.0) * _other.samples
 _MEASURING_US = (
     sa.select(sa.func.coalesce(sa.func.sum(_extra_us), 0.0))
@@ -190,6 +192,7 @@ _MEASURING_US = (
     )
     .scalar_subquery()
 )
+# Other entries are found as well, but their program measures all the same.
 _IS_USED = (tables.Decision.final == 1) & (tables.Decision.policy == POLICY_VERSION)
 # A program that runs a GRAPH records it anyway; one that is told KERNELS need not.
 _RECORDING_US = sa.case((tables.Decision.deployment == "KERNELS", tables.Decision.recording_us), else_=0.0)

@@ -136,6 +136,7 @@ class Store:
     def prune_some(self, request: PruneRequest, done: PruneProgress) -> PruneProgress:
         """Go on with a prune for one transaction; return its progress. Raises StoreError."""
         assert done.after is not None
+        # A forecast writes nothing, so that its transactions may be larger.
         after, most = done.after, queries.SCANNED if request.dry_run else queries.CHUNK
         found = self._write(lambda connection: queries.prunable(connection, request, done.began, after, most))
         measurements = self._write(lambda connection: queries.count_measurements(connection, found.ids))
@@ -155,6 +156,7 @@ class Store:
         assert self._connection is not None
         if free:
             _vacuum(self._connection, _SHRUNK_PAGES)
+            # Fewer than before: where nothing can be freed, as on a full disk, this must end.
             if 0 < self._write(queries.free_pages) < free:
                 return True
         _checkpoint(self._connection)
@@ -240,7 +242,9 @@ class Store:
         try:
             self._connection = self._connected()
         except (sa.exc.DBAPIError, database.DamagedError, OSError) as error:
-            self._note_fault(f"{self._path}: cannot be written: {_cause(error)}; nothing is stored")
+            cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+            remedy = database_files.remedy(self._path, cause)
+            self._note_fault(f"{self._path}: cannot be written: {cause}; nothing is stored: {remedy}")
             return
         self._note_fault(None)
         self._identity = database_files.identity(self._path)
@@ -270,6 +274,7 @@ class Store:
             engine = self._connection.engine
             with contextlib.suppress(sa.exc.DBAPIError):
                 self._connection.close()
+            # StaticPool keeps the connection beyond its `close`.
             engine.dispose()
             self._connection = None
 
@@ -302,13 +307,16 @@ class Store:
             raise self._translated(error) from error
 
     def _translated(self, error: sa.exc.DBAPIError) -> Exception:
+        # No fault yet: `_write` tries once more, in a new file.
         if database.is_damage(error):
             return database.DamagedError(f"{self._path}: {error.orig}")
         if database.primary_code(error) == sqlite3.SQLITE_FULL:
             full = f"{self._path}: the disk is full, nothing is stored; free some room or run: pygraphd cache prune"
             self._note_fault(full)
             return DiskFullError(full)
-        fault = f"{self._path}: {error.orig}; nothing is stored"
+        fault = (
+            f"{self._path}: {error.orig}; nothing is stored: {database_files.remedy(self._path, error.orig)}"
+        )
         self._note_fault(fault)
         return StoreError(fault)
 
@@ -329,10 +337,6 @@ class Store:
             _checkpoint(self._connection)
 
 
-def _cause(error: Exception) -> object:
-    return error.orig if isinstance(error, sa.exc.DBAPIError) else error
-
-
 def _vacuum(connection: sa.Connection, pages: int) -> None:
     _outside_transaction(connection, f"PRAGMA incremental_vacuum({pages})")
 
@@ -348,6 +352,7 @@ def _outside_transaction(connection: sa.Connection, statement: str) -> None:
     """Run a statement that frees room if it can; a full disk or a busy file is no error here."""
     driver = connection.connection.driver_connection
     assert isinstance(driver, sqlite3.Connection)
+    # On the driver, as SQLAlchemy begins a transaction, within which VACUUM and checkpoints fail.
     with contextlib.suppress(sqlite3.Error):
         # Not `execute`: a vacuum moves one page a step, and that would make one step only.
         driver.executescript(statement)

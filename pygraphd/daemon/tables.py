@@ -10,12 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-APPLICATION_ID = 0x50794772
-"""`PRAGMA application_id` ("PyGr"): tells our file from another program's."""
-
 COST_COLUMNS = ("cost_us", "host_us", "span_us")
 """Columns of `Decision` that are copies of what `Measurement` has: who stores a decision works them out."""
 
+# In other tables SQLite stores values of any type in any column.
 _STRICT = {"sqlite_strict": True}
 
 
@@ -70,7 +68,9 @@ class Measurement(Base):
 
     __tablename__ = "measurement"
     __table_args__ = (
+        # For the newest of a deployment: a listing shows it, and those far behind it are dropped.
         Index("measurement_by_deployment", "environment", "graph", "deployment", "id"),
+        # For deletions, which ask whether a graph is still named.
         Index("measurement_by_graph", "graph"),
         _STRICT,
     )
@@ -102,6 +102,7 @@ class Decision(Base):
     __tablename__ = "decision"
     __table_args__ = (
         UniqueConstraint("environment", "graph", name="decision_key"),
+        # The unique key begins with the environment, which `cache explain` and deletions do not have.
         Index("decision_by_graph", "graph"),
         CheckConstraint("final IN (0, 1)", name="decision_final"),
         _STRICT,

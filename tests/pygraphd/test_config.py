@@ -4,9 +4,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pygraphd.config import _DEFAULTS, Fault, Setting, config_file, load_config, shown, survey, variable
 from pygraphd.errors import Exit, UsageError
+from pygraphd.schema.durations import parse_duration
+from pygraphd.schema.sizes import parse_size
 
 
 @pytest.fixture
@@ -137,8 +141,17 @@ def test_a_bad_limit_is_named(environ: dict[str, str], name: str, text: str, mes
     [
         ("idle_exit", 0.0, "never"),
         ("lease", 60.0, "1m"),
+        ("lease", 90.0, "90s"),
+        ("lease", 0.25, "0.25s"),
+        ("idle_exit", 5400.0, "90m"),
+        ("idle_exit", 36 * 3600.0, "36h"),
+        ("idle_exit", 3600.5, "3600.5s"),
+        ("housekeeping", 1e6, "1000000s"),
         ("max_size", 0, "no limit"),
         ("max_size", 256 * 10**6, "256 MB"),
+        ("max_size", 2**30, "1 GiB"),
+        ("max_size", 1500 * 10**6, "1500 MB"),
+        ("max_size", 123_456_789, "123456789 bytes"),
         ("max_unused", 90 * 86400.0, "90d"),
         ("metrics_port", 9100, "9100"),
         ("of another version", [1], "[1]"),
@@ -146,6 +159,12 @@ def test_a_bad_limit_is_named(environ: dict[str, str], name: str, text: str, mes
 )
 def test_a_value_is_shown_in_its_unit(name: str, value: object, text: str) -> None:
     assert shown(name, value) == text
+
+
+@given(st.floats(0.000001, 9e8), st.integers(10**6, 10**12))
+def test_no_digit_of_a_value_is_lost(seconds: float, size: int) -> None:
+    assert parse_duration(shown("lease", seconds)) == pytest.approx(seconds, abs=1e-6)
+    assert parse_size(shown("max_size", size).removesuffix(" bytes")) == size
 
 
 def test_a_survey_has_what_is_valid_and_all_that_is_not(environ: dict[str, str], tmp_path: Path) -> None:

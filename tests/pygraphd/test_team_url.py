@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import sqlalchemy as sa
 
 from pygraphd.config import load_config, shown
 from pygraphd.errors import UsageError
@@ -14,6 +15,21 @@ def test_its_text_has_no_password() -> None:
     assert url.secret == FULL
     for text in (str(url), repr(url), f"{url}"):
         assert "postgresql+psycopg://me:***@db.example:5432/team?sslmode=require&sslpassword=***" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql+psycopg:///team?host=/run/postgresql",
+        "postgresql+psycopg://me@/team?host=/run/postgresql&port=5433",
+        "postgresql+psycopg:////team?host=h",
+        "postgresql+psycopg://me@h,other:5/team?options=&sslmode=require",
+        "postgresql+psycopg://me@[::1]:5/a%20b#c",
+    ],
+)
+def test_its_text_is_the_same_url(text: str) -> None:
+    assert str(read_team_url(text, "--team-url")) == text
+    assert sa.make_url(text) == sa.make_url(str(TeamUrl(text)))
 
 
 def test_a_library_that_quotes_it_does_not_tell_the_password() -> None:
@@ -60,6 +76,8 @@ def test_every_form_with_a_host_is_one(text: str) -> None:
         ("postgresql://me:s3cret@h/te am", "is no URL"),
         ("postgresql://me:s3cret@h/\x1b[2J", "is no URL"),
         ("postgresql://[::1", "is no URL"),
+        ("postgresql:/s3cret?host=/run/postgresql", "is no URL"),
+        ("postgresql+psycopg:s3cret?host=h", "is no URL"),
     ],
 )
 def test_another_is_refused_and_not_quoted(text: str, message: str) -> None:

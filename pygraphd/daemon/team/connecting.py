@@ -30,6 +30,7 @@ _OPTIONS: dict[str, str | int] = {
     "application_name": "pygraphd",
     "client_encoding": "utf8",
     "connect_timeout": CONNECT_S,
+    # The kernel notices a dead peer in about a minute, where it would take hours by default (tcp(7)).
     "keepalives": 1,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
@@ -58,6 +59,8 @@ class Fault(enum.Enum):
     """psycopg is not installed."""
 
 
+# PostgreSQL's names of these: insufficient_privilege, read_only_sql_transaction, undefined_table,
+# undefined_column, invalid_schema_name, query_canceled, lock_not_available.
 _BY_STATE = {
     "42501": Fault.RIGHTS,
     "25006": Fault.RIGHTS,
@@ -67,6 +70,7 @@ _BY_STATE = {
     "57014": Fault.SLOW,
     "55P03": Fault.SLOW,
 }
+# Data exceptions, and violations of constraints.
 _BY_CLASS = {"22": Fault.DATA, "23": Fault.DATA}
 """Faults by SQLSTATE, and by its first two characters."""
 
@@ -117,11 +121,13 @@ class Database:
         """Yield the connection in one transaction; raises TeamError, and then has closed the connection."""
         self._is_late = False
         timer = threading.Timer(self._limit_s + (0 if self.is_open else CONNECT_S), self._cut_off)
+        # A process that ends would wait for any other thread.
         timer.daemon = True
         timer.start()
         try:
             connection = self._connected()
             with connection.begin():
+                # Beside our timer: else statements that we gave up would wait on at the server, and pile up.
                 connection.execute(_LIMITS, {"limit": str(int(self._limit_s * 1000))})
                 yield connection
         except sa.exc.SQLAlchemyError as error:
@@ -152,6 +158,8 @@ class Database:
     def _make_engine(self) -> sa.Engine:
         try:
             url = sa.make_url(self._url.secret).set(drivername="postgresql+psycopg")
+            # NullPool: a pool would keep the connection that `close` is to end. About hstore, which no table
+            # has, SQLAlchemy would ask the server. With parameters, an error's text would hold whole rows.
             return sa.create_engine(
                 url, creator=self._connect, poolclass=NullPool, use_native_hstore=False, hide_parameters=True
             )
@@ -173,6 +181,7 @@ class Database:
         return connection
 
     def _translated(self, error: sa.exc.SQLAlchemyError) -> TeamError:
+        # First, as a socket that was shut down looks like a server that has hung up.
         if self._is_late:
             return TeamError(Fault.SLOW, f"no answer within {self._limit_s:g} s")
         cause = error.orig if isinstance(error, sa.exc.DBAPIError) else error

@@ -75,6 +75,7 @@ def _entry(environment: str, rows: Sequence[_Row]) -> Portable:
     check_digest("graph", row["graph"])
     factors = {field.name: row[field.name] for field in dataclasses.fields(Environment)}
     found = Environment(**factors)
+    # Else a publisher could have the timings of another GPU found under this one's key.
     if found.digest() != environment:
         raise InvalidMessageError("environment: its factors are not those of its digest")
     origin = Origin(f"{TEAM}{row['publisher']}@{row['host']}"[:256], row["version"])
@@ -98,6 +99,7 @@ def _bounded(column: Any) -> Any:
     """Return a column whose text ends one character after the longest valid one."""
     if not isinstance(column.type, sa.Text):
         return column
+    # One more than is valid: a text that was cut off must still be refused, and not pass for a shorter one.
     return sa.func.left(column, _LONGEST.get(column.name, tables.MAX_TEXT) + 1).label(column.name)
 
 

@@ -82,12 +82,14 @@ def migration_config(connection: sa.Connection) -> Config:
 
     config = Config()
     folder = Path(__file__).parents[2] / "migrations" / "team"
+    # configparser takes a "%" for a reference to another option.
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
 
 
 def _grant(connection: sa.Connection, role: str, rights: str) -> None:
+    # GRANT takes no parameters, so the name of a role, which a person typed, is quoted.
     quote = connection.dialect.identifier_preparer.quote_identifier
     connection.exec_driver_sql(f"GRANT USAGE ON SCHEMA {SCHEMA} TO {quote(role)}")
     connection.exec_driver_sql(f"GRANT SELECT ON {SCHEMA}.{VERSION_TABLE} TO {quote(role)}")

@@ -37,6 +37,7 @@ def publish(connection: sa.Connection, batch: Sequence[Publication]) -> int:
             {"decision": each.id, **dataclasses.asdict(measured), "deployment": measured.deployment.value}
             for measured in each.entry.record.measurements
         ]
+    # In the order of the foreign keys.
     _add(connection, tables.environment, environments.values(), "id")
     _add(connection, tables.graph, graphs.values(), "digest")
     added = _add(connection, tables.decision, decisions.values(), "id")

@@ -91,6 +91,7 @@ class Queue:
         self.note: str | None = None
         """What became of the file before, as long as the daemon lives."""
         self._identity: database_files.FileIdentity | None = None
+        # Opens the file, so that what waits in it counts from the start.
         self._run(lambda connection: None)
 
     def close(self) -> None:
@@ -132,6 +133,7 @@ class Queue:
         self.remove(ids)
 
     def _note_team(self, connection: sqlite3.Connection, now: float) -> None:
+        # Once for all teams: what is measured while none is set later on stays here.
         is_first = "WHERE NOT EXISTS (SELECT 1 FROM before_team)"
         connection.execute(f"INSERT INTO before_team SELECT ?, 0 {is_first}", (now,))
         begun = connection.execute("SELECT ended_at FROM before_team WHERE NOT is_queued").fetchone()
@@ -165,6 +167,7 @@ class Queue:
 
     def _put(self, connection: sqlite3.Connection, found: Sequence[Publication]) -> bool:
         before = connection.total_changes
+        # A record that comes once more, as by the spool, waits already: SQLite counts what was really added.
         rows = [(each.id, each.uid, _encoded(each.entry)) for each in found]
         connection.executemany("INSERT OR IGNORE INTO waiting (id, uid, entry) VALUES (?, ?, ?)", rows)
         self._count += connection.total_changes - before
@@ -175,6 +178,7 @@ class Queue:
     def _first(self, connection: sqlite3.Connection, most: int) -> list[Publication]:
         rows = connection.execute("SELECT id, uid, entry FROM waiting ORDER BY place LIMIT ?", (most,))
         found = {id_: _decoded(id_, uid, entry) for id_, uid, entry in rows.fetchall()}
+        # Else they would be the first for ever, and nothing behind them would be published.
         if unreadable := [id_ for id_, each in found.items() if each is None]:
             _log.warning("%s: %d records cannot be read, and are dropped", self._path, len(unreadable))
             self._delete(connection, unreadable)
@@ -191,6 +195,7 @@ class Queue:
             why = "the oldest are published from the cache later"
             _log.warning("%s: over %d records wait; %s", self._path, self._most, why)
         oldest = self._first(connection, count)
+        # In one transaction with the note of where they are found later: a daemon that is killed loses none.
         self._delete(connection, [each.id for each in oldest])
         times = [each.entry.measured_at or 0.0 for each in oldest]
         if times:
@@ -226,6 +231,7 @@ class Queue:
     def _connected(self) -> sqlite3.Connection:
         if (irregular := offline.irregular_file(self._path)) is not None:
             raise OSError(f"{irregular} is not a regular file; move it away")
+        # Used on the writer's thread and the team's, never by two at a time: see `_run`.
         connection = sqlite3.connect(self._path, check_same_thread=False)
         try:
             for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=1000"):
@@ -242,7 +248,9 @@ class Queue:
     def _note(self, error: Exception) -> None:
         if self.problem is None:
             _log.error("%s: %s", self._path, error)
-        self.problem = f"{self._path}: {error}; what is recorded now is not published"
+        why = database_files.with_remedy(self._path, error)
+        self.problem = f"{self._path}: what is recorded now is not published: {why}"
+        # What was rolled back may be in the count: it is read anew when the file is opened again.
         self._disconnect()
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in database_files.DAMAGE:
             with contextlib.suppress(OSError):

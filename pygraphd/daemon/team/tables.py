@@ -67,6 +67,7 @@ decision = sa.Table(
     sa.Column("job", sa.Text(), nullable=False),
     _publisher(),
     sa.Column(
+        # The server's clock: by its own, a publisher could keep its rows the latest for ever.
         "published_at",
         sa.Double(),
         server_default=sa.text("EXTRACT(EPOCH FROM CLOCK_TIMESTAMP())"),
@@ -83,6 +84,7 @@ decision = sa.Table(
         [f"{SCHEMA}.graph.digest", f"{SCHEMA}.graph.publisher"],
         name="decision_graph_fkey",
     ),
+    # The latest rows of one publisher are the end of a range here: see `fetching`.
     sa.Index("decision_by_key", "environment", "graph", "publisher", "published_at"),
 )
 
@@ -99,6 +101,7 @@ measurement = sa.Table(
         ["decision", "publisher"],
         [f"{SCHEMA}.decision.id", f"{SCHEMA}.decision.publisher"],
         name="measurement_decision_fkey",
+        # The owner deletes old rows of `decision` alone.
         ondelete="CASCADE",
     ),
 )

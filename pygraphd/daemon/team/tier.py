@@ -48,6 +48,7 @@ class Team:
     def use(self, url: TeamUrl) -> None:
         """Exchange with this database from now on, instead of the one before; empty: with none."""
         with self._lock:
+            # The queue stays open: another team gets what waits.
             if self._worker is not None and self._worker.url != url:
                 self._worker.close()
                 self._worker = None
@@ -77,6 +78,7 @@ class Team:
 
     def want(self, environment: str, graphs: Iterable[str]) -> None:
         """Have the team asked for graphs that are not known here; returns at once."""
+        # Without the lock, which `use` holds while a worker ends: no lookup waits for that.
         if (worker := self._worker) is not None and self._wanted.add(environment, graphs):
             worker.wake()
 
@@ -84,6 +86,7 @@ class Team:
         """Return whether the team's answer for a graph may come any moment."""
         worker = self._worker
         return (
+            # While the server does not answer, leases are granted at once.
             worker is not None
             and worker.can_answer
             and self._wanted.is_awaited(environment, graph, AWAITED_S)

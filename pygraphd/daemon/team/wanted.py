@@ -87,6 +87,7 @@ class Wanted:
             same = (key for key in self._waiting if key[0] == environment)
             keys = list(itertools.islice(same, BATCH_GRAPHS))
             for key in keys:
+                # With the time at which it was missed: from then on the program waits for an answer.
                 self._asked[key] = self._waiting.pop(key)
         return Batch(environment, tuple(graph for _, graph in keys))
 

@@ -84,6 +84,7 @@ class Worker:
         self._turn = threading.Condition()
         self._is_woken = False
         self._close_by = math.inf
+        # daemon=True: one that hangs in the network must not keep the process from its end.
         self._thread = threading.Thread(target=self._run, name="team", daemon=True)
 
     def start(self) -> None:
@@ -173,10 +174,13 @@ class Worker:
         database = self._database
         self._count_older()
         has_work = bool(len(self._wanted) or self._may_publish() or self._may_queue_older())
+        # Else it connects although nothing is to be done, so that `status` tells the present state.
         if not has_work and self._answered_at is not None and not self._problem:
             return True
+        # At each new connection: the owner may have migrated the tables, or changed the rights, meanwhile.
         if not database.is_open:
             self._check(database)
+        # Before all publishing: programs wait for answers, and nobody for what is published.
         self._fetch(database)
         if self._may_queue_older():
             self._queue_older()
@@ -243,6 +247,7 @@ class Worker:
             may_insert = connection.execute(_MAY_INSERT, names).scalar()
         if not may_insert:
             self._stop_publishing(_READS_ONLY)
+        # Only this reason: the rights say nothing of another, which the next publication has to lift.
         elif self._why_not_published == _READS_ONLY:
             self._publish_again()
 
@@ -282,6 +287,7 @@ class Worker:
             # The role's rights say more than the table at which it failed.
             self._stop_publishing(self._why_not_published or str(error))
         elif error.fault is Fault.DATA and len(batch) > 1:
+            # One at a time finds the record that is refused, and lets the others go on.
             for each in batch:
                 self._publish(database, [each])
         elif error.fault is Fault.DATA:
@@ -329,6 +335,7 @@ class Worker:
 
     def _note_failure(self, error: TeamError) -> None:
         self._pauses.failed()
+        # `close` has hung up, which is no fault of the server's.
         if self._is_closing:
             return
         problem = _advice(error)
@@ -371,6 +378,7 @@ def _printable(text: str) -> str:
 
 
 _VERSION = sa.text(f"SELECT left(version_num, 64) FROM {SCHEMA}.{VERSION_TABLE}")
+# A standby lets nobody write, whatever rights a role has.
 _MAY_INSERT = sa.text(
     "SELECT NOT pg_is_in_recovery() AND bool_and(has_table_privilege(name, 'INSERT'))"
     " FROM unnest(CAST(:names AS text[])) AS name"

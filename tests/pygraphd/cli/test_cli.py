@@ -350,7 +350,7 @@ def test_a_database_of_a_newer_version_is_not_derived_anew(
     connection.execute("PRAGMA user_version=99")
     connection.close()
     content = filled.database.read_bytes()
-    assert pygraphd("cache", "rederive") == 1
+    assert pygraphd("cache", "rederive") == 2
     assert "upgrade pygraphd" in capsys.readouterr().err
     assert filled.database.read_bytes() == content
 
@@ -473,4 +473,4 @@ def test_a_closed_stream_is_told(
 ) -> None:
     monkeypatch.setattr(sys, "stdout" if code == 1 else "stdin", None)
     assert pygraphd("cache", *words) == code
-    assert capsys.readouterr().err.endswith("is closed\n")
+    assert " is closed" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +24,6 @@ from tests.support.cli_command import pygraphd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pygraphd.schema.messages import RecordRequest
 
@@ -293,6 +293,20 @@ def test_graphs_that_run_as_kernels_have_theirs_with_their_lines(tmp_path: Path)
 
 # --- the command ---
 
+BREAKS: dict[str, Any] = {
+    "schema": 2,
+    "environments": {},
+    "decisions": [],
+    "graph_breaks": {"print (x:3)": 1},
+}
+
+
+def leave_summary(program: str, locations: Locations) -> Path:
+    """Leave a summary as `pygraphd run` has a program leave it."""
+    file = Path(summary_files.variable_for(program, locations, {})["PYGRAPH_SUMMARY"])
+    file.write_text(json.dumps(BREAKS))
+    return file
+
 
 def test_the_command_takes_a_script(
     locations: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -306,9 +320,7 @@ def test_the_command_takes_a_script(
     assert pygraphd("doctor", "train.py") == 2
     assert "pygraphd run train.py" in capsys.readouterr().err
 
-    summary_files.variable_for("train.py", locations, {})
-    written = {"schema": 2, "environments": {}, "decisions": [], "graph_breaks": {"print (train.py:3)": 1}}
-    (summary_files.folder(locations) / "12.train.py.json").write_text(json.dumps(written))
+    leave_summary("train.py", locations)
     with pytest.raises(SystemExit) as caught:
         main(["doctor", "train.py", "--json"])
 
@@ -319,3 +331,56 @@ def test_the_command_takes_a_script(
         "cache folder"
     }
     assert "broken" in next(each["found"] for each in answer["checks"] if each["name"] == "torch")
+
+
+@pytest.fixture
+def summary_asked_for(
+    locations: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], str]:
+    """Return a function with the summary that a word names to `doctor`, or the error; torch is not looked for."""
+    (tmp_path / "torch.py").write_text("raise ImportError('broken')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def ask(word: str) -> str:
+        with pytest.raises(SystemExit):
+            main(["doctor", word, "--json"])
+        shown = capsys.readouterr()
+        return str(json.loads(shown.out)["summary"]) if shown.out else shown.err
+
+    return ask
+
+
+@pytest.mark.parametrize("name", ["train", "train.sh", "bin/train", "a.train.py", "tools.train"])
+def test_a_script_of_any_name_and_a_module_are_found(
+    locations: Locations, tmp_path: Path, summary_asked_for: Callable[[str], str], name: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    if name != "tools.train":  # the name of a module
+        (tmp_path / name).write_text("#!/usr/bin/env python\n")
+    kept = leave_summary(name, locations)
+
+    assert summary_asked_for(name) == str(kept)
+
+
+@pytest.mark.parametrize(("asked", "other"), [("train.py", "my.train.py"), ("train", "my.train")])
+def test_a_name_that_ends_like_another_is_not_taken_for_it(
+    locations: Locations, tmp_path: Path, summary_asked_for: Callable[[str], str], asked: str, other: str
+) -> None:
+    for name in (asked, other):
+        (tmp_path / name).write_text("#!/usr/bin/env python\n")
+    leave_summary(other, locations)
+
+    said = summary_asked_for(asked)
+
+    assert said.startswith(f"pygraphd: {asked}: ")
+    assert "pygraphd run" in said
+
+
+def test_a_file_that_is_a_summary_is_one_though_a_script_has_its_name(
+    locations: Locations, tmp_path: Path, summary_asked_for: Callable[[str], str]
+) -> None:
+    leave_summary("train", locations)
+    (tmp_path / "train").write_text(json.dumps(BREAKS))
+
+    assert summary_asked_for("train") == "train"

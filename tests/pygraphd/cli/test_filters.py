@@ -180,3 +180,21 @@ def test_a_reader_that_is_gone_hears_nothing() -> None:
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("words", [(), ("--gpu", "A100"), ("--dry-run",), ("--gpu", "A100", "--dry-run")])
+@pytest.mark.parametrize(
+    ("age", "said"),
+    [
+        ("0s", "every entry is older than that; name an age, as 30d, or leave it out and name a GPU. All"),
+        ("0", "every entry is older than that; name an age, as 30d, or leave it out and name a GPU. All"),
+        ("9999w", "no entry is that old; name an age below a century, as 30d\n"),
+    ],
+)
+def test_an_age_that_selects_all_or_none_is_refused(
+    filled: Locations, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], age: str, said: str
+) -> None:
+    assert pygraphd("cache", "prune", "--older-than", age, *words) == 2
+    assert capsys.readouterr().err.startswith(f"pygraphd: --older-than {age}: {said}")
+    with Store(filled.database) as store:
+        assert store.count_entries() == 3

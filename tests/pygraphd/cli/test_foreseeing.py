@@ -5,24 +5,38 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pygraphd.daemon.database_files import files_set_aside
 from pygraphd.daemon.store import Store
 from pygraphd.schema.messages import encode
 from tests.support.cli_command import locations, pygraphd
+from tests.support.shipped_rows import FASTER, KERNELS, row, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import RecordRequest
 
 __all__ = ["locations"]  # a fixture
 
-COMMANDS = ("clear", "prune --gpu H200", "rederive")
+COMMANDS = {
+    "clear": "entries",
+    "prune --gpu H200": "entries",
+    "rederive": "entries",
+    "import EXPORT": "kept",
+}
+"""Commands that write, each with the count of its answer that is zero for an empty cache."""
+
+
+@pytest.fixture(scope="module")
+def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with two entries."""
+    return written(tmp_path_factory.mktemp("exported"), row("a", KERNELS, FASTER), row("b", KERNELS, FASTER))
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -69,6 +83,7 @@ def test_a_database_that_would_be_set_aside_stays(
     locations: Locations,
     make_request: Callable[..., RecordRequest],
     capsys: pytest.CaptureFixture[str],
+    export: Path,
     spoil: Callable[[Path], None],
     said: str,
     words: str,
@@ -78,20 +93,75 @@ def test_a_database_that_would_be_set_aside_stays(
     spoil(locations.database)
     before = _files(locations.cache)
 
-    assert pygraphd("cache", *words.split(), "--dry-run", "--json") == 0
+    assert (
+        pygraphd(
+            "cache", *(word.replace("EXPORT", str(export)) for word in words.split()), "--dry-run", "--json"
+        )
+        == 0
+    )
     assert _files(locations.cache) == before
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["entries"] == 0
+    assert json.loads(printed.out)[COMMANDS[words]] == 0
     (line,) = printed.err.splitlines()
     assert line.startswith(f"pygraphd: {locations.database}: {said}")
     assert line.endswith(": a command that writes sets it aside, and begins a new one")
 
 
-def test_the_command_sets_it_aside(locations: Locations) -> None:
-    _junk(locations.database)
+@pytest.mark.parametrize(
+    ("spoil", "label", "said"),
+    [
+        (_junk, "corrupt", "file is not a database"),
+        (_old, "old-v3", "is of version 3, which was never released, and is not migrated"),
+        (_of_another_program, "corrupt", "is another program's database"),
+    ],
+)
+@pytest.mark.parametrize("words", ["prune --older-than 1s", "rederive", "import EXPORT"])
+def test_the_command_sets_it_aside_and_says_so(
+    locations: Locations,
+    capsys: pytest.CaptureFixture[str],
+    export: Path,
+    spoil: Callable[[Path], None],
+    label: str,
+    said: str,
+    words: str,
+) -> None:
+    Store(locations.database).close()
+    spoil(locations.database)
+    before = locations.database.read_bytes()
 
-    assert pygraphd("cache", "clear", "--yes") == 0
-    assert any(".corrupt-" in name for name in _files(locations.cache))
+    assert pygraphd("cache", *(word.replace("EXPORT", str(export)) for word in words.split())) == 0
+
+    (aside,) = files_set_aside(locations.database)
+    assert aside.name.startswith(f"cache.db.{label}-")
+    assert aside.read_bytes() == before
+    assert capsys.readouterr().err == (
+        f"pygraphd: {locations.database}: {said}; set aside as {aside}, and a new database is begun\n"
+    )
+
+
+def test_a_sound_database_is_not_said_to_be_set_aside(
+    locations: Locations, capsys: pytest.CaptureFixture[str], export: Path
+) -> None:
+    for _ in range(2):
+        assert pygraphd("cache", "import", str(export)) == 0
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: _execute(path, "VACUUM")])
+def test_an_import_into_an_empty_database_is_foreseen(
+    locations: Locations,
+    capsys: pytest.CaptureFixture[str],
+    export: Path,
+    make: Callable[[Path], None],
+) -> None:
+    make(locations.database)
+    before = _files(locations.cache)
+
+    assert pygraphd("cache", "import", str(export), "--dry-run", "--json") == 0
+
+    assert _files(locations.cache) == before
+    printed = capsys.readouterr()
+    assert (json.loads(printed.out)["added"], printed.err) == (2, "")
 
 
 def test_a_clear_that_is_not_confirmed_changes_nothing(
@@ -144,7 +214,7 @@ def test_a_database_of_a_newer_version_is_not_foreseen(
     Store(locations.database).close()
     _execute(locations.database, "PRAGMA user_version=99")
 
-    assert pygraphd("cache", "clear", "--dry-run") == 1
+    assert pygraphd("cache", "clear", "--dry-run") == 2
     assert "written by a newer pygraphd" in capsys.readouterr().err
 
 

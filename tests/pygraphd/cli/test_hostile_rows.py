@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from typing import TYPE_CHECKING
 
@@ -168,3 +169,49 @@ def test_ids_of_any_type_can_be_ambiguous(
 
     assert pygraphd("cache", "delete", graph) in {1, 2}
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+COUNTS = ("added", "replaced", "kept")
+IMPOSSIBLE = {
+    (column, value)
+    for column in ("final", "host", "measured_at", "policy")
+    for value in ("x'ff'", "'text'")
+    if (column, value) != ("host", "'text'")
+}
+"""Columns with values that no daemon stores there."""
+NO_VALUES = ("x'ff'", "'text'", "NULL", "1e999", "-1")
+
+
+@pytest.mark.parametrize("column", ["final", "host", "measured_at", "policy"])
+@pytest.mark.parametrize("value", NO_VALUES)
+def test_an_import_takes_the_place_of_a_row_with_impossible_values(
+    locations: Locations,
+    tmp_path: Path,
+    make_request: Callable[..., RecordRequest],
+    capsys: pytest.CaptureFixture[str],
+    column: str,
+    value: str,
+) -> None:
+    sound, export = tmp_path / "sound.db", tmp_path / "known.jsonl"
+    with Store(locations.database) as store:
+        store.record(make_request("a"), uid=0)
+    assert pygraphd("cache", "export", str(export)) == 0
+    locations.database.rename(sound)
+    copy_without_types(sound, locations.database)
+    _execute(locations.database, f"UPDATE decision SET {column} = {value}")
+    _execute(locations.database, "CREATE UNIQUE INDEX decision_key ON decision (environment, graph)")
+    for table, key in (("environment", "id"), ("graph", "digest")):
+        _execute(locations.database, f"CREATE UNIQUE INDEX {table}_key ON {table} ({key})")
+    capsys.readouterr()
+
+    assert pygraphd("cache", "import", str(export), "--dry-run", "--json") == 0
+    foreseen = json.loads(capsys.readouterr().out)
+    assert pygraphd("cache", "import", str(export), "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+
+    assert {name: foreseen[name] for name in COUNTS} == {name: done[name] for name in COUNTS}
+    if (column, value) in IMPOSSIBLE:
+        assert done["replaced"] == 1
+        assert pygraphd("cache", "inspect", "--json") == 0
+        (entry,) = json.loads(capsys.readouterr().out)["entries"]
+        assert entry["host"] == "import:host-a"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('PYGRAPH'), os.getpid()]))"
+
+_TELL_NAME = "import os; print(os.path.basename(os.environ['PYGRAPH_SUMMARY']))"
 
 
 def _run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -42,13 +45,42 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "which script"), (["--"], "which script"), (["none.py"], "none.py: no such file")],
+    [
+        ([], "which script"),
+        (["--"], "which script"),
+        (["none.py"], "none.py: no such file"),
+        (["-u", "none.py"], "none.py: no such file; give"),
+    ],
 )
 def test_a_missing_script_is_a_usage_error(tmp_path: Path, words: list[str], message: str) -> None:
     answer = _run(*words, cwd=tmp_path)
     assert answer.returncode == 2
     assert message in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["-u", "tell.py"], "tell.py"),
+        (["-W", "ignore", "-Xdev", "-uB", "tell.py", "-m", "x"], "tell.py"),
+        (["--check-hash-based-pycs", "never", "-Wignore", "--", "tell.py"], "tell.py"),
+        (["-m", "tell"], "tell"),
+        (["-um", "tell", "other.py"], "tell"),
+        (["-umtell"], "tell"),
+        (["-uc", _TELL_NAME, "other.py"], "-c"),
+        (["."], "FOLDER"),
+    ],
+)
+def test_the_summary_is_named_after_what_python_runs(tmp_path: Path, words: list[str], name: str) -> None:
+    for file in ("tell.py", "__main__.py"):
+        (tmp_path / file).write_text(_TELL_NAME)
+
+    answer = _run(*words, cwd=tmp_path)
+
+    assert answer.stderr == ""
+    expected = name.replace("FOLDER", tmp_path.name)
+    assert re.fullmatch(rf"\d+\.[0-9a-f]{{8}}\.{re.escape(expected)}\.json\n", answer.stdout)
 
 
 def test_nothing_heavy_is_imported_on_the_way(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -149,9 +150,12 @@ def test_a_url_is_kept_unless_it_has_a_password_that_the_daemon_does_not_tell(
         assert pygraphd("restart") == 0
         return capsys.readouterr().err
 
+    for place in ("role@host/team", "/team?host=/run/postgresql", "role@/team?host=/run/postgresql&options="):
+        url = f"postgresql+psycopg://{place}"
+        said = f"kept from the daemon before: --team-url {shlex.quote(url)};"
+        assert said in restarted_from(url)
+        assert started.pop() == ([], {"PYGRAPHD_FLAG_TEAM_URL": url})
     url = "postgresql+psycopg://role@host/team"
-    assert f"kept from the daemon before: --team-url {url};" in restarted_from(url)
-    assert started.pop() == ([], {"PYGRAPHD_FLAG_TEAM_URL": url})
     for secret in ("postgresql://role:s3cret@host/team", f"{url}?password=s3cret"):
         said = restarted_from(secret)
         assert said == (

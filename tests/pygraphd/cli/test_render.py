@@ -8,6 +8,7 @@ import pytest
 
 from pygraphd.cli import render
 from pygraphd.cli.catalogue import CachedEntry, EntryDetails
+from pygraphd.cli.render_entry import entry_text
 from pygraphd.cli.status import Status
 from pygraphd.daemon.pruning import PruneAnswer
 from pygraphd.daemon.rederiving import Changed, Kept, RederiveAnswer
@@ -148,7 +149,7 @@ def test_an_entry_is_as_old_as_what_it_rests_on(measured_at: float | None, age: 
     entry = CachedEntry(_FACTS | {"measured_at": measured_at, "created_at": 1000.0 + 2 * 86400}, {})
 
     assert f" {age} " in "\n".join(render.entries_table([[entry]], now=1000.0 + 3 * 86400))
-    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0 + 3 * 86400)
+    text = entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0 + 3 * 86400)
     assert ("measured     3d ago" in text.splitlines()) is (measured_at is not None)
 
 
@@ -163,7 +164,7 @@ def test_an_entry_is_as_old_as_what_it_rests_on(measured_at: float | None, age: 
 def test_a_provisional_entry_says_why(reason: str, why: str) -> None:
     entry = CachedEntry(_FACTS | {"final": False, "reason": reason, "detail": ""}, {})
 
-    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=0.0)
+    text = entry_text(EntryDetails(entry, {"id": "c"}, []), now=0.0)
 
     assert f"deployment   GRAPH (provisional: {why})" in text.splitlines()
     assert entry.as_json()["provisional"] == why
@@ -171,7 +172,7 @@ def test_a_provisional_entry_says_why(reason: str, why: str) -> None:
 
 def test_one_entry_says_everything() -> None:
     details = EntryDetails(_ENTRY, {"id": "c" * 64, "gpu": "NVIDIA H200", "driver": "580.1"}, [_MEASUREMENT])
-    text = render.entry_text(details, now=4600.0)
+    text = entry_text(details, now=4600.0)
     for expected in (
         "a" * 64,
         "not KERNELS  KERNELS are slower",
@@ -189,12 +190,12 @@ def test_dynamic_sizes_are_said() -> None:
     entry = CachedEntry(_FACTS | {"sizes": [8, -1]}, {})
 
     assert "  8 x -1  " in "\n".join(render.entries_table([[entry]], now=1000.0))
-    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
+    text = entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
     assert "backward, partition 1 of 3, 12 operators, at 8 x -1\n" in text
 
 
 def test_an_entry_without_measurements_says_so() -> None:
-    assert render.entry_text(EntryDetails(_ENTRY, {"id": "c"}, []), now=0.0).endswith("no measurements")
+    assert entry_text(EntryDetails(_ENTRY, {"id": "c"}, []), now=0.0).endswith("no measurements")
 
 
 def test_a_status_lists_every_problem() -> None:
@@ -305,6 +306,6 @@ def test_an_entry_that_a_file_brought_says_so(host: str, shown: bool) -> None:
     entry = CachedEntry(_FACTS | {"host": host}, {})
 
     listed = "\n".join(render.entries_table([[entry]], now=1000.0))
-    text = render.entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
+    text = entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
 
     assert (f", from {host}" in listed, f"ago by uid 1000, from {host}" in text) == (shown, shown)

@@ -246,12 +246,12 @@ def test_a_word_names_a_file_a_process_or_the_last_summary(tmp_path: Path, locat
     assert summary_files.find("last", locations, variables) == rank
     assert summary_files.find(str(kept), locations, variables) == kept
     assert summary_files.find(str(os.getpid()), locations, variables).name.startswith(f"{os.getpid()}.")
-    assert summary_files.of_script("moved/train.py", locations, variables) == rank
+    assert summary_files.of_program("moved/train.py", locations, variables) == rank
     other = Path(summary_files.variable_for("/elsewhere/train.py", locations, variables)["PYGRAPH_SUMMARY"])
     other.write_text("{}")
-    assert summary_files.of_script("/elsewhere/train.py", locations, variables) == other
-    assert summary_files.of_script("/jobs/train.py", locations, variables) == rank
-    assert summary_files.of_script("other.py", locations, variables) is None
+    assert summary_files.of_program("/elsewhere/train.py", locations, variables) == other
+    assert summary_files.of_program("/jobs/train.py", locations, variables) == rank
+    assert summary_files.of_program("other.py", locations, variables) is None
     with pytest.raises(UsageError, match="no process with this pid"):
         summary_files.find("31", locations, variables)
 

@@ -14,9 +14,8 @@ from alembic import command
 
 from pygraphd.daemon import database as database_module
 from pygraphd.daemon import queries
-from pygraphd.daemon.database_files import files_set_aside
+from pygraphd.daemon.database_files import APPLICATION_ID, files_set_aside
 from pygraphd.daemon.store import Store
-from pygraphd.daemon.tables import APPLICATION_ID
 from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED, read_sizes
 from tests.support.sized_records import HERE, WHOLE, asked, first_sizes, sized_record, sized_request
 

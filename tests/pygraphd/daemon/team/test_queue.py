@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sqlite3
@@ -150,12 +151,25 @@ def test_a_damaged_file_is_set_aside_and_a_new_queue_begun(
     queue.close()
 
 
+def test_a_queue_that_lacks_a_column_says_what_to_do(
+    path: Path, make: Callable[..., list[Publication]]
+) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("CREATE TABLE waiting (place INTEGER PRIMARY KEY)")
+    queue = Queue(path)
+    queue.put(make("a"))
+    assert queue.problem is not None
+    assert queue.problem.startswith(f"{path}: what is recorded now is not published: ")
+    assert queue.problem.endswith("; move it away, and `pygraphd start` begins a new one")
+    queue.close()
+
+
 def test_a_pipe_in_its_place_is_not_waited_for(path: Path, make: Callable[..., list[Publication]]) -> None:
     os.mkfifo(path)
     queue = Queue(path)
     queue.put(make("a", "b"))
     assert (queue.first(9), len(queue), queue.dropped) == ([], 0, 2)
-    assert "not a regular file" in str(queue.problem)
+    assert str(queue.problem).endswith(f": {path} is not a regular file; move it away")
     queue.close()
 
 
