@@ -7,6 +7,7 @@ import enum
 # Named here, so that a trial and a recording give one reason, whichever of them meets the call.
 IN_A_CAPTURE = "called while the user captures the stream"
 PROFILED = "called while a profiler runs"
+REENTERED = "called by a signal handler or a finalizer within another call"
 
 
 class LayoutMismatch(enum.Enum):

@@ -272,7 +272,7 @@ class CudaRecorder:
         """Return the outputs, the addresses that Inductor's code has allocated, and how many allocations preceded the call's."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
-        with self._random_numbers.lock if self._shares_state else contextlib.nullcontext():
+        with self._random_numbers if self._shares_state else contextlib.nullcontext():
             # Nothing may wait within the capture for work that the GPU still does.
             torch.cuda.synchronize()
             with _workspaces_in_capture(), torch.cuda.stream(self._stream):

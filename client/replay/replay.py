@@ -15,7 +15,14 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError, ProfiledError
+from pygraphd.client.backend.errors import (
+    REENTERED,
+    DisturbedError,
+    FallbackError,
+    LayoutMismatch,
+    LayoutMismatchError,
+    ProfiledError,
+)
 from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.replay.native.ffi import Parts, TensorOps
 
@@ -61,7 +68,7 @@ def drawing_launch(cursor: RngCursor, launch_executable: Launch) -> Launch:
     """Return the launch function of a graph that draws random numbers. It raises `FallbackError` or `DriverError`, with the generator as it was."""
 
     def launch(executable: int, stream: int) -> PhiloxRange:
-        with cursor.affinity.lock:
+        with cursor.affinity:
             cursor.affinity.enter(stream)
             drawn = cursor.advance(stream)
             try:
@@ -141,6 +148,8 @@ class Replay:
         return self._run(inputs, memory)[0]
 
     def _run(self, inputs: list[Any], memory: list[Any] | None = None) -> tuple[Any, PhiloxRange | None]:
+        if self.counts.is_held_here():
+            raise DisturbedError(REENTERED)
         with self.counts:
             with as_fallback:
                 memory = self.memory() if memory is None else memory

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from pygraphd.client.backend.errors import DisturbedError
+from pygraphd.client.backend.errors import REENTERED, DisturbedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,16 +21,34 @@ OTHER_STREAM = "draws random numbers, and is on another stream than what has don
 
 
 class StreamAffinity:
-    """The stream that uses memory at a fixed address. Another stream may use it once this one is idle."""
+    """The stream that uses memory at a fixed address. Another stream may use it once this one is idle.
+
+    To be held as a context manager from `enter` until the launch, as other threads may write on this stream, too. Raises `FallbackError`
+    in a thread that holds it already.
+    """
 
     def __init__(self, driver: Driver, watch: Callable[[], Callable[[], bool]]) -> None:
         """Begin on no stream; `watch()` returns a function that tells whether the stream current now has nothing left to do."""
-        self.lock = threading.Lock()
-        """To be held from `enter` until the launch, as other threads may write on this stream, too."""
+        self._lock = threading.RLock()
+        self._is_held = False
         self._driver = driver
         self._watch = watch
         self._stream: int | None = None
         self._has_ended: Callable[[], bool] = bool
+
+    def __enter__(self) -> None:
+        """Wait for the threads that hold it."""
+        self._lock.acquire()
+        # Not a plain lock, on which a signal handler that calls a graph within a launch would wait for ever.
+        if self._is_held:
+            self._lock.release()
+            raise DisturbedError(REENTERED)
+        self._is_held = True
+
+    def __exit__(self, *_: object) -> None:
+        """Let other threads have it."""
+        self._is_held = False
+        self._lock.release()
 
     def enter(self, stream: int) -> bool:
         """Move to the stream with this handle; return whether it was another one before. Raises `FallbackError`, with nothing changed."""

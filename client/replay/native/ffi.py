@@ -78,6 +78,9 @@ class Fused(Protocol):
     def __enter__(self) -> object: ...
     def __exit__(self, *error: object) -> None: ...
 
+    def is_held_here(self) -> bool:
+        """Return whether this thread is in a call of it, or between `__enter__` and `__exit__`: entering again would raise."""
+
 
 class Parts(NamedTuple):
     """The arguments of `TensorOps.fused`: everything that is the same at each call of a recording."""

@@ -24,6 +24,7 @@ typedef struct {
     Py_ssize_t *indices;
     PyCFunction allocator;          /* of `allocate`, if it is a function in C that takes a tuple; NULL: it is not */
     PyThread_type_lock lock;        /* a call holds it from its first look at the table to its last output */
+    unsigned long holder;           /* the thread that holds it; 0: none */
     long long replays, relocated, written, fused, next_check, used;
 } FusedReplay;
 
@@ -102,22 +103,37 @@ static PyObject *new_replay(PyTypeObject *type, PyObject *args, PyObject *keywor
     return NULL;
 }
 
-/* Waits until no other thread is in a call. */
-static void enter(FusedReplay *self) {
-    if (PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) return;
-    Py_BEGIN_ALLOW_THREADS
-    PyThread_acquire_lock(self->lock, WAIT_LOCK);
-    Py_END_ALLOW_THREADS
+/* Waits until no other thread is in a call. Returns 0 if this thread is in one: a signal handler or a finalizer may call again. */
+static int enter(FusedReplay *self) {
+    unsigned long thread = PyThread_get_thread_ident();
+    if (self->holder == thread) return 0;
+    if (!PyThread_acquire_lock(self->lock, NOWAIT_LOCK)) {
+        Py_BEGIN_ALLOW_THREADS
+        PyThread_acquire_lock(self->lock, WAIT_LOCK);
+        Py_END_ALLOW_THREADS
+    }
+    self->holder = thread;
+    return 1;
+}
+
+static void leave(FusedReplay *self) {
+    self->holder = 0;
+    PyThread_release_lock(self->lock);
 }
 
 static PyObject *enter_replay(PyObject *self, PyObject *none) {
-    enter((FusedReplay *)self);
-    return Py_NewRef(self);
+    if (enter((FusedReplay *)self)) return Py_NewRef(self);
+    PyErr_SetString(PyExc_RuntimeError, "the recording is called within a call of it");
+    return NULL;
 }
 
 static PyObject *leave_replay(PyObject *self, PyObject *args) {
-    PyThread_release_lock(((FusedReplay *)self)->lock);
+    leave((FusedReplay *)self);
     Py_RETURN_NONE;
+}
+
+static PyObject *is_held_here(PyObject *self, PyObject *none) {
+    return PyBool_FromLong(((FusedReplay *)self)->holder == PyThread_get_thread_ident());
 }
 
 /* Returns -1 with an exception set. */
@@ -189,11 +205,11 @@ static PyObject *served(FusedReplay *self, PyObject *inputs, void *stream, PyObj
     return result;
 }
 
-/* Calls `served` for one thread at a time, and clears the list of inputs. */
+/* Calls `served` for one thread at a time, and clears the list of inputs. Serves no call within a call. */
 static PyObject *replayed(FusedReplay *self, PyObject *inputs, void *stream, PyObject **launched) {
-    enter(self);
+    if (!enter(self)) return NULL;
     PyObject *result = served(self, inputs, stream, launched);
-    PyThread_release_lock(self->lock);
+    leave(self);
     if (result != NULL && PyList_SetSlice(inputs, 0, PyList_GET_SIZE(inputs), NULL) < 0) Py_CLEAR(result);
     return result;
 }
@@ -223,6 +239,7 @@ static PyObject *call_replay(PyObject *self, PyObject *args, PyObject *keywords)
 
 static PyMethodDef replay_methods[] = {{"__enter__", enter_replay, METH_NOARGS, "Wait until no other thread is in a call."},
                                        {"__exit__", leave_replay, METH_VARARGS, "Let other threads call it."},
+                                       {"is_held_here", is_held_here, METH_NOARGS, "Return whether this thread is in a call, or between enter and exit."},
                                        {NULL, NULL, 0, NULL}};
 
 static PyMemberDef replay_members[] = {
@@ -310,6 +327,7 @@ static PyObject *failed(PyObject *owner, PyObject *inputs) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL) PyException_SetTraceback(value, traceback);
     PyObject *result = PyObject_CallMethod(owner, "replay_failed", "OO", inputs, value);
     Py_XDECREF(type);
     Py_XDECREF(value);

@@ -164,14 +164,14 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
     made._random_numbers = StreamAffinity(emulator.driver, lambda: lambda: stream.waits > 0)
     made.__dict__["_stream"] = stream
     made._random_numbers.enter(7)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers.lock.locked()))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers._is_held))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
 
     class Pool:
         @contextlib.contextmanager
         def capturing(self, _: object) -> Iterator[None]:
-            seen.append(made._random_numbers.lock.locked())
+            seen.append(made._random_numbers._is_held)
             with pytest.raises(FallbackError):
                 made._random_numbers.expect(7)
             yield

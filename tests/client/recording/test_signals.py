@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pygraphd.client.backend.errors import REENTERED
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.common.report import Report
 from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.decisions.transport import Transport
 from pygraphd.client.recording.verification import Verification
+from pygraphd.client.replay.replay import Replay
 from tests.support.recording_case import Case, Operations, add, case
 
 if TYPE_CHECKING:
@@ -165,3 +167,45 @@ def test_a_call_whose_launch_a_signal_follows_does_not_run_again(
 
     assert cache.tolist() == [14]
     case.expect(captured=1)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("by_steps", [False, True])
+def test_a_handler_may_call_a_graph_within_a_launch_of_it(
+    case: Case, monkeypatch: pytest.MonkeyPatch, draws: bool, by_steps: bool
+) -> None:
+    """As one that prints a sample. It would wait for the launch that waits for it."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        total = operations.add(operations.add(inputs[0], inputs[1]), inputs[1])
+        return (total, operations.random()) if draws else (total,)
+
+    is_armed = False
+    launch = case.emulator.driver.launch
+
+    def strike_within(executable: int, stream: int) -> None:
+        nonlocal is_armed
+        if is_armed:
+            is_armed = False
+            strike()
+        launch(executable, stream)
+
+    monkeypatch.setattr(case.emulator.driver, "launch", strike_within)
+    # Without it the helper calls the driver by itself.
+    monkeypatch.setattr(Replay, "_fused_launch", lambda replay: replay._start)
+    made, samples = case.make(body), list[Any]()
+    for _ in range(4):
+        made([case.floats(1), case.floats(2)])
+    run = made if by_steps else made.run
+    before = signal.signal(signal.SIGUSR1, lambda *_: samples.append(run([case.floats(3), case.floats(4)])))
+    try:
+        for _ in range(10):
+            is_armed = True
+            assert run([case.floats(1), case.floats(2)])[0].tolist() == [5]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert [sample[0].tolist() for sample in samples] == [[11]] * 10
+    assert case.report.fallbacks[REENTERED] == 10
+    if draws:
+        assert case.recorder.generator.offset == 4 * 24
