@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.cores import cores
 from tests.support.repository import load_package
-from tests.support.warm_children import in_forks
+from tests.support.warm_benchmarks import in_forks
 
 __all__ = ["cores", "in_forks"]  # fixtures
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.patience import patient
 from tests.support.sandbox import RUN_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ def run(sandbox: Sandbox, name: str, **variables: str) -> tuple[list[str], list[
     """Run all ranks; return what each has printed, and their summaries."""
     folder = sandbox.home / name
     folder.mkdir()
-    environ = sandbox.environment(CUDA_VISIBLE_DEVICES="", **variables)
+    environ = patient(sandbox.environment(CUDA_VISIBLE_DEVICES="", **variables))
     command: list[str | Path] = [PROGRAMS / "forked_ranks.py", PROGRAMS / "ranks.py", str(WORLD), folder]
-    ended = sandbox.python.run(command, environ, Path.cwd(), RUN_TIMEOUT_S, patient=True)
+    ended = sandbox.python.run(command, environ, Path.cwd(), RUN_TIMEOUT_S)
     assert ended.returncode == 0, ended.stderr
     printed = [(folder / f"out.{rank}").read_text() for rank in range(WORLD)]
     said = [folder / f"summary.{rank}" for rank in range(WORLD)]

@@ -10,7 +10,7 @@ from tests.support.cores import cores
 from tests.support.emulator import allocator, emulator, emulator_library, recorder
 from tests.support.native import compiled_helper, helper_of_all, loaded_helper
 from tests.support.repository import load_package
-from tests.support.warm_children import in_forks
+from tests.support.warm_benchmarks import in_forks
 
 __all__ = [
     "allocator",

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pygraphd.daemon import control
 from pygraphd.schema import ownership
 from pygraphd.schema.locations import Locations, locate
-from tests.support import warm_commands
 from tests.support.home_daemons import daemons_of, end_daemons_of, kill
+from tests.support.warm_python import commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ class Home:
         """Run a command to its end: in a fork, where nothing is set that Python reads when it starts."""
         read = {name for name in self.variables if name.startswith("PYTHON")} - self.FOR_DAEMONS
         if not read and "--foreground" not in words:
-            return warm_commands.run(words, self.environ, HANGS_S)
+            return commands().run(["-m", "pygraphd", *words], self.environ, Path.cwd(), HANGS_S)
         return subprocess.run(
             [*COMMAND, *words], env=self.environ, capture_output=True, text=True, check=False, timeout=HANGS_S
         )

@@ -81,10 +81,12 @@ class Sandbox:
         if hook:
             variables = {"PYGRAPH": "1", **variables}
         environ = self.environment(**{"PYGRAPH_SUMMARY": str(path), **variables})
+        if patient:
+            environ = with_patience(environ)
         if command:
             finished = subprocess.run(
                 [*command, str(PROGRAM), *arguments],
-                env=with_patience(environ) if patient else environ,
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -92,9 +94,7 @@ class Sandbox:
                 check=False,
             )
         else:
-            finished = self.python.run(
-                [PROGRAM, *arguments], environ, Path.cwd(), RUN_TIMEOUT_S, patient=patient
-            )
+            finished = self.python.run([PROGRAM, *arguments], environ, Path.cwd(), RUN_TIMEOUT_S)
         summary = json.loads(path.read_text()) if path.exists() else None
         return Outcome(finished.returncode, finished.stdout, finished.stderr, summary)
 

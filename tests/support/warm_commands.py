@@ -1,70 +1,29 @@
-"""Runs commands of `pygraphd` to their end in forks of a process that has imported it: imports are most of a command's time.
-
-Each is a process of its own, with its variables, streams, exit code and end. Where starting Python is part of a test, or
-what Python reads then, the test runs the command line instead.
-"""
+"""Imports what commands of `pygraphd` import, and PyTorch is not among that; `warm_server.py` runs this, and forks."""
 
 from __future__ import annotations
 
-import atexit
-import functools
-import json
-import os
-import socket
-import subprocess
+import contextlib
+import importlib
+import pkgutil
 import sys
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.support.repository import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+_PATIENCE_S = 200.0
 
 
-@functools.cache
-def _server() -> socket.socket:
-    """Return the connection to the server of this process, which ends when the connection does, whatever has ended us."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm_commands_server", str(theirs.fileno())],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-            start_new_session=True,  # an interrupt of the tests is none of a command's
-        )
-    atexit.register(ours.close)
-    process.returncode = 0  # nobody here will ever wait for it
-    return ours
+def _import_all(name: str) -> None:
+    package = importlib.import_module(name)
+    for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+        importlib.import_module(module.name)
 
 
-def run(
-    words: Sequence[str], environ: Mapping[str, str], timeout_s: float
-) -> subprocess.CompletedProcess[str]:
-    """Run `pygraphd WORD...` to its end, and return its exit code and what it wrote."""
-    request = json.dumps(
-        [["pygraphd", *words], dict(environ), str(Path.cwd()), list(os.sched_getaffinity(0))]
-    ).encode()
-    with (
-        Path(os.devnull).open("rb") as nothing,
-        tempfile.TemporaryFile("w+") as out,
-        tempfile.TemporaryFile("w+") as err,
-    ):
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                socket.send_fds(_server(), [b"x"], [theirs.fileno()])
-            ours.settimeout(timeout_s)
-            streams = [nothing.fileno(), out.fileno(), err.fileno()]
-            socket.send_fds(ours, [len(request).to_bytes(4, "big")], streams)
-            ours.sendall(request)
-            with ours.makefile("r") as answers:  # whoever hangs is killed when this connection is closed
-                said = answers.readline()
-        assert said, "the process that forks has ended"
-        for file in (out, err):
-            file.seek(0)
-        return subprocess.CompletedProcess(["pygraphd", *words], int(said), out.read(), err.read())
+if __name__ == "__main__":
+    for _name in ("pygraphd.cli", "pygraphd.daemon", "pygraphd.daemon.team"):
+        with contextlib.suppress(ImportError):  # without psycopg: it is for a team
+            _import_all(_name)
+    # Of some versions: typer imports it at the first option of a command.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("typer._adapters")
+    # A daemon is waited for as long as its start takes on a busy machine; `Home.pygraphd_soon` is for tests of the limit.
+    vars(importlib.import_module("pygraphd.cli.lifecycle"))["START_S"] = _PATIENCE_S
+    if "torch" in sys.modules:
+        sys.exit("PyTorch has been imported: commands would do with it what they do without")

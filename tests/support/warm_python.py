@@ -1,24 +1,32 @@
-"""Runs a test's programs as `subprocess.run` does, without importing PyTorch anew for each where that is no part of the test."""
+"""Runs a test's programs in forks of a process that has imported what they import, which takes most of the time of a new one.
+
+Each is a process of its own, with its variables, folder, cores, streams, exit code and end. Where starting Python is part of
+a test, or what Python reads then, the test starts Python itself.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.patience import patient as with_patience
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _SERVER = Path(__file__).with_name("warm_server.py")
+_TORCH = Path(__file__).with_name("warm_torch.py")
+_COMMANDS = Path(__file__).with_name("warm_commands.py")
 # Read while Python starts, and while PyTorch and the libraries below it are imported.
 _READ_BEFORE = ("PYTHON", "TORCH", "PYTORCH", "OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "TRITON")
 _READ_LATER = frozenset(
@@ -36,12 +44,39 @@ def _read_before(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class WarmPython:
-    """One process that has imported PyTorch, and its forks. Programs run one after the other."""
+class Fork:
+    """A program that runs in a fork, the first of its process group; its members do what those of `subprocess.Popen` do."""
 
-    def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
-        self._connection: socket.socket | None = None
+    def __init__(self, pid: int, reap: Callable[[int], int]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._reap = reap
+        self._process = os.pidfd_open(pid)
+        self._end = select.poll()  # a test may have opened more files than `select.select` knows
+        self._end.register(self._process, select.POLLIN)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit code once it has ended; raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not self._end.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            os.close(self._process)
+            self.returncode = self._reap(self.pid)
+        return self.returncode
+
+
+class WarmPython:
+    """One process that has imported what a file beside this one imports, and its forks."""
+
+    def __init__(self, imports: Path = _TORCH) -> None:
+        self._imports = imports
+        self._lock = threading.Lock()
+        self._server = contextlib.ExitStack()
+
+    @property
+    def can_fork(self) -> bool:
+        """Whether a fork is as good as a new process: CUDA may have been asked for devices while PyTorch was imported, and is of no use then."""
+        return self._imports != _TORCH or not Path("/dev/nvidiactl").exists()
 
     def run(
         self,
@@ -50,21 +85,16 @@ class WarmPython:
         folder: Path,
         timeout_s: float,
         stderr: int = subprocess.PIPE,
-        *,
-        patient: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python ARGUMENT...`, which starts with `-c` or a script's path, to its end.
+        """Run `python ARGUMENT...`, which starts with `-c`, `-m` or a script's path, to its end, as `subprocess.run` does.
 
-        `patient`: its client waits long for a daemon; see `patience.py`.
-
-        On a machine with GPUs, and with variables that are read before a program begins, in a new process: CUDA may
-        have been asked for devices while PyTorch was imported, and is then of no use in a fork.
+        In a new process on a machine with GPUs, and with other variables that are read before a program begins.
         """
         words = [str(argument) for argument in arguments]
-        if Path("/dev/nvidiactl").exists() or _read_before(environ) != _read_before(os.environ):
+        if not self.can_fork or _read_before(environ) != _read_before(os.environ):
             return subprocess.run(
                 [sys.executable, *words],
-                env=with_patience(environ) if patient else dict(environ),
+                env=dict(environ),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -73,55 +103,59 @@ class WarmPython:
                 timeout=timeout_s,
                 check=False,
             )
-        request = json.dumps(
-            {"arguments": words, "environ": dict(environ), "folder": str(folder), "patient": patient}
-        )
-        with (
-            Path(os.devnull).open("rb") as nothing,
-            tempfile.TemporaryFile("w+") as out,
-            tempfile.TemporaryFile("w+") as err,
-        ):
-            streams = [nothing.fileno(), out.fileno(), err.fileno() if stderr == subprocess.PIPE else stderr]
-            if stderr == subprocess.DEVNULL:
-                streams[2] = nothing.fileno()
-            code = self._run_fork(request.encode(), streams, timeout_s)
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            errors = err.fileno() if stderr == subprocess.PIPE else stderr
+            process = self.start(words, environ, folder, out.fileno(), errors)
+            try:
+                code = process.wait(timeout_s)
+            finally:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
             for file in (out, err):
                 file.seek(0)
             return subprocess.CompletedProcess([sys.executable, *words], code, out.read(), err.read())
 
-    def _run_fork(self, request: bytes, streams: list[int], timeout_s: float) -> int:
-        connection = self._connected()
-        connection.settimeout(_BEGIN_S)
-        socket.send_fds(connection, [len(request).to_bytes(4, "big")], streams)
-        connection.sendall(request)
-        with connection.makefile("r") as answers:
-            process = int(answers.readline())
-            connection.settimeout(timeout_s)
-            try:
-                return int(answers.readline())
-            except TimeoutError:
-                os.kill(process, signal.SIGKILL)
-                self.close()
-                raise subprocess.TimeoutExpired(request.decode(), timeout_s) from None
+    def start(
+        self, arguments: Sequence[str], environ: Mapping[str, str], folder: Path, stdout: int, stderr: int
+    ) -> Fork:
+        """Start `python ARGUMENT...` in a fork, without standard input; variables that are read before a program begins go unheard."""
+        request = [list(arguments), dict(environ), str(folder), list(os.sched_getaffinity(0))]
+        return Fork(self._ask(request, [stdout, stderr]), self._ask)
 
-    def _connected(self) -> socket.socket:
-        if self._connection is None:
-            self._connection, theirs = socket.socketpair()
-            with theirs:
-                self._server = subprocess.Popen(
-                    [sys.executable, _SERVER, str(theirs.fileno())],
-                    env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(theirs.fileno(),),
-                )
-        return self._connection
+    def _ask(self, request: Sequence[object] | int, streams: Sequence[int] = ()) -> int:
+        """Return the pid of the program to be run, or the exit code of the one that has this pid."""
+        with self._lock:
+            socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
+            answer = self._connection.recv(32)
+        assert answer, "the process that forks has ended"
+        return int(answer)
+
+    @functools.cached_property
+    def _connection(self) -> socket.socket:
+        """Start the server; it ends when this connection does, whatever has ended us."""
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        ours.settimeout(_BEGIN_S)
+        with theirs:
+            server = subprocess.Popen(
+                [sys.executable, _SERVER, str(theirs.fileno()), self._imports],
+                env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # an interrupt of the tests is none of a program's
+            )
+        self._server.enter_context(server)
+        return self._server.enter_context(ours)
 
     def close(self) -> None:
-        """End the server."""
-        if self._connection is not None and self._server is not None:
-            self._connection.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._server.wait(10)
-            self._server.kill()
-            self._server.wait()
-        self._connection = self._server = None
+        """End the server, and the programs that still run."""
+        self._server.close()
+
+
+@functools.cache
+def commands() -> WarmPython:
+    """Return what runs commands of `pygraphd`, without PyTorch, until this process ends."""
+    started = WarmPython(_COMMANDS)
+    atexit.register(started.close)
+    return started

@@ -18,7 +18,7 @@ from pygraphd.daemon.store import Store
 from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.schema import offline
 from pygraphd.schema.locations import Locations, locate
-from tests.support import warm_commands
+from tests.support.warm_python import commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,7 +137,8 @@ def test_no_listing_waits_for_a_pipe(tmp_path: Path, words: str) -> None:
     os.mkfifo(tmp_path / "cache.db")
 
     named = words.replace("FILE", str(tmp_path / "file")).split()
-    done = warm_commands.run(["cache", *named], {**os.environ, "PYGRAPHD_HOME": str(tmp_path)}, 60.0)
+    environ = {**os.environ, "PYGRAPHD_HOME": str(tmp_path)}
+    done = commands().run(["-m", "pygraphd", "cache", *named], environ, Path.cwd(), 60.0)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"pygraphd: {tmp_path / 'cache.db'}: is not a regular file; move it away\n"
