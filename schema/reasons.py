@@ -73,6 +73,7 @@ class ReasonCode(enum.StrEnum):
     CANNOT_CAPTURE_NOW = "cannot_capture_now", "nothing can be captured now: {}"
     NO_HELPER = "no_helper", "it cannot be recorded without the compiled helper: {}"
     NO_MEMORY_TO_RECORD = "no_memory_to_record", "not enough memory to record it: {}"
+    GPU_WAITS = "gpu_waits", "it could not be recorded: {}"
     CAPTURE_DISTURBED = "capture_disturbed", "its recording was disturbed: {}"
     DRIVER_FAILED = "driver_failed", "its recording failed in the driver: {}"
     RECORDING_FAILED = "recording_failed", "its recording failed: {}"

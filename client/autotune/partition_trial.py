@@ -55,6 +55,8 @@ FAILED = Reason(ReasonCode.MEASURING_FAILED)
 OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
 WAITING = "launched while another process measured its graph"
+MAX_WAITING_CALLS = 500
+"""Calls that a trial waits for at most while the GPU may wait for another rank: recordings are tried at five of them."""
 MAX_SEEN_SIZES = 64
 """The number of sizes remembered until one of them comes back: a size is measured only if it comes back."""
 
@@ -82,6 +84,7 @@ class PartitionTrial:
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
         self._call: Runnable = self._warm_up
         self._trial: Trial | None = None
+        self._waited = 0
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes: set[tuple[int, ...]] = set()
         self._changing = threading.Lock()
@@ -214,12 +217,24 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
+        if self._waits_for_ranks(candidates):
+            # It may be recorded in this call, which so is no sample. No other process is kept from measuring for ever.
+            self._guarded(lambda: self._decisions.renew(self.pending))
+            return candidates.recordings.run(inputs)
         # None: that is unknown, and a trial must end all the same.
         if candidates.recordings.why_refused is None and self._guarded(trial.is_over) is False:
             self._guarded(lambda: self._decisions.renew(self.pending))
             return trial.call(inputs)
         self._decide(trial)
         return self._call(inputs)
+
+    def _waits_for_ranks(self, candidates: Candidates) -> bool:
+        """Count a call that finds no recording as the GPU may wait for another rank; return whether the trial is to wait, too."""
+        reason = candidates.recordings.why_refused
+        if reason is None or reason.code is not ReasonCode.GPU_WAITS:
+            return False
+        self._waited += 1
+        return self._waited <= MAX_WAITING_CALLS
 
     def _decide(self, trial: Trial) -> None:
         outcome = self._guarded(lambda: self._judge(trial))

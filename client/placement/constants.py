@@ -133,6 +133,8 @@ class _CompileTimeValues:
         self._found: dict[Node, torch.Tensor | str] = {}
         self._constants: set[Node] = set()
         """The nodes that are literal tensors, or are computed from one."""
+        self._inexact: set[Node] = set()
+        """The nodes that are computed by way of floating-point numbers, as an index that is a rounded logarithm."""
         self._bytes = 0
 
     def value(self, node: Node) -> torch.Tensor | str:
@@ -157,10 +159,36 @@ class _CompileTimeValues:
             return NO_CONSTANT
         # Compiled code for the CPU may round otherwise than the operators do here. Its value and the GPU's
         # copy would then differ in their last bits.
-        computed = node.op == "call_function" and node.target not in _COPIES
         goes_on = any(user.op == "output" or fx_utils.is_on_cpu(user) for user in node.users)
-        inexact = isinstance(self._found[node], torch.Tensor) and fx_utils.fake(node).is_floating_point()
-        return USED_HERE if computed and goes_on and inexact else None
+        if (goes_on and node in self._inexact) or any(map(self._reaches_program, self._inexact_before(node))):
+            return USED_HERE
+        return None
+
+    def _inexact_before(self, node: Node) -> set[Node]:
+        """Return the inexact values that a node is computed from."""
+        found: set[Node] = set()
+        waiting = [*node.all_input_nodes]
+        while waiting:
+            each = waiting.pop()
+            if each in self._inexact and each not in found:
+                found.add(each)
+                waiting += each.all_input_nodes
+        return found
+
+    def _reaches_program(self, node: Node) -> bool:
+        """Return whether the program gets a value on the CPU, by itself or in another one that the CPU computes at each call."""
+        seen, waiting = set[Node](), [node]
+        while waiting:
+            for user in waiting.pop().users:
+                if user.op == "output":
+                    return True
+                if user in seen or not fx_utils.is_on_cpu(user):
+                    continue
+                if isinstance(self.value(user), str):
+                    return True
+                seen.add(user)
+                waiting.append(user)
+        return False
 
     def _may_be_computed(self, node: Node) -> bool:
         return node.op == "call_function" and _why_not_computable(node) is None
@@ -173,6 +201,8 @@ class _CompileTimeValues:
             return self._constant(node)
         if not self._constants.isdisjoint(node.all_input_nodes):
             self._constants.add(node)
+        if not self._inexact.isdisjoint(node.all_input_nodes) or _rounds(node):
+            self._inexact.add(node)
         reason = _why_not_computable(node)
         reasons = [self._found[each] for each in node.all_input_nodes if each in self._found]
         reason = reason or next((each for each in reasons if isinstance(each, str)), None)
@@ -203,6 +233,13 @@ class _CompileTimeValues:
         except Exception:  # noqa: BLE001 - the graph stays as it is
             return NOT_COMPUTED
         return result if type(result) is torch.Tensor else NOT_PLAIN
+
+
+def _rounds(node: Node) -> bool:
+    """Return whether a node computes floating-point numbers, which compiled code may round otherwise."""
+    value = node.meta.get("val")
+    is_float = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    return is_float and node.op == "call_function" and node.target not in _COPIES
 
 
 def _why_not_computable(node: Node) -> str | None:

@@ -163,3 +163,11 @@ def remove_unused(graph: Graph, unused: Iterable[Node]) -> None:
         waiting += each.all_input_nodes
         graph.erase_node(each)
         gone.add(each)
+
+
+def is_on_a_stream(node: Node) -> bool:
+    """Return whether a node runs on a stream of the program, or acts on one."""
+    called = torch_private.operator_of(node)
+    custom = node.meta.get("custom")
+    has_stream = isinstance(custom, dict) and custom.get("stream") is not None
+    return has_stream or (called is not None and called.namespace == "streams")

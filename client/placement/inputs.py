@@ -116,6 +116,9 @@ class _Plan:
         leaves = any(group.is_written_back for group in groups) or any(map(hoist.is_returned, values))
         if count >= FEW_SCALARS or leaves or _has_other_uses(values, users):
             return
+        # In default mode: Inductor may reuse the memory of a computed value while the GPU still reads it from there.
+        if any(group.needs_cpu for group in groups) and not torch_private.cudagraphs_asked():
+            return
         if torch_private.cudagraphs_asked():
             self._skip(dict.fromkeys(users), ONLY_A_FEW)
             self.groups, self.uses = {}, 0
@@ -222,11 +225,11 @@ def _change(graph: Graph, device: torch.device, groups: Sequence[Group], send: S
     with graph.inserting_before(first):
         computed = {each: by for group in hoisted for each, by in hoist.hoist(graph, group).items()}
         packed = [*taken] if send is _copy else [each for each in taken if each in computed]
-        # Values that the CPU computes need a C++ kernel in any case, which also packs them.
-        if send is _copy and not computed:
+        if send is _copy:
             batches = [_stage(graph, device, packed)]
         else:
-            batches = hoist.concatenate(graph, [computed.get(each, each) for each in packed])
+            # Values that the CPU computes need a C++ kernel in any case, which also packs them.
+            batches = hoist.concatenate(graph, [computed[each] for each in packed])
         values = [each for each in taken if each not in packed] + [batch.packed for batch in batches]
         there = dict(zip(values, send(graph, device, values, _graph_name(graph)), strict=True))
         for batch in batches:
@@ -276,17 +279,12 @@ def _stage(graph: Graph, device: torch.device, scalars: list[Node]) -> hoist.Bat
     return hoist.Batch(staged, tuple(scalars))
 
 
-_IN_NEW_MEMORY = frozenset({torch.ops.aten.cat.default, STAGED})
-
-
 def _copy(graph: Graph, device: torch.device, values: list[Node], name: str) -> list[Node]:
-    """Add nodes that copy 1-d values to a GPU, at the insertion point; return the copies. Values that the CPU computes are in pinned memory."""
+    """Add nodes that copy staged values to a GPU, at the insertion point; return the copies. `keep_results` keeps their memory from others."""
     there = []
     for each in values:
-        # Inductor makes no view of a value in pinned memory.
-        kept = each if each.target in _IN_NEW_MEMORY else hoist.pin_to_cpu(graph, each)
-        there.append(graph.call_function(torch.ops.prims.device_put.default, (kept, device, True)))
-        there[-1].meta["val"] = torch_private.fake_on(device, fx_utils.fake(kept))
+        there.append(graph.call_function(torch.ops.prims.device_put.default, (each, device, True)))
+        there[-1].meta["val"] = torch_private.fake_on(device, fx_utils.fake(each))
     return there
 
 

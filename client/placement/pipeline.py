@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.common.signals import raised_by_handler
-from pygraphd.client.placement import constants, hoist, inputs, provenance
+from pygraphd.client.placement import constants, fx_utils, hoist, inputs, provenance
 from pygraphd.client.placement.fx_utils import PassResult
 from pygraphd.client.placement.upload import SENT, STAGED, sender
 
@@ -27,6 +27,7 @@ FILES = (
 IN_SUBGRAPH = "it is in a subgraph"
 FROZEN = "parameters are frozen into the graph"
 NOT_SPLIT = "it is an input, and graphs are not partitioned in this mode"
+ON_STREAMS = "it is an input, and the graph uses streams of the program"
 FOR_ELSEWHERE = "it is an input, and the code is compiled for processes without PyGraph"
 
 
@@ -63,7 +64,7 @@ class Placement:
             yield provenance.INPUTS, inputs.skip_all(graph, reason)
             yield provenance.KNOWN, PassResult(0, constants.skip_all_uses(graph, reason))
             return
-        reason = _why_skip_inputs()
+        reason = _why_skip_inputs(graph)
         of_inputs = inputs.skip_all(graph, reason) if reason else inputs.place_inputs(graph)
         yield provenance.INPUTS, of_inputs
         yield provenance.KNOWN, constants.place_constants(graph, self._to_device)
@@ -80,7 +81,10 @@ def _why_skip_graph(graph: torch.fx.Graph) -> str | None:
     return FROZEN if torch_private.has_frozen_values(graph.owning_module) else None
 
 
-def _why_skip_inputs() -> str | None:
+def _why_skip_inputs(graph: torch.fx.Graph) -> str | None:
+    # The values would be sent on the current stream, for which nothing makes the graph's other streams wait.
+    if any(map(fx_utils.is_on_a_stream, graph.nodes)):
+        return ON_STREAMS
     # Without partitions the upload cannot be split off, and scalars are passed by value. And the operator is ours.
     if not torch_private.graphs_are_split():
         return NOT_SPLIT

@@ -372,10 +372,14 @@ class CudaRecorder:
     def is_idle_within(self, limit_s: float) -> bool:
         """Return whether the device ends all of its work in time; else a thread goes on waiting for it."""
         try:
-            within(limit_s, lambda: torch.cuda.synchronize(self.device))
+            within(limit_s, self._wait_for_device)
         except RegisterError:
             return False
         return True
+
+    def _wait_for_device(self) -> None:
+        with self.driver.relaxed():  # of this thread, which may be another one than the caller's
+            torch.cuda.synchronize(self.device)
 
     def may_wait(self) -> bool:
         """Return whether this process may wait for all work of the device, which ends soon. Waits up to 5.25 s to find out.
@@ -384,11 +388,14 @@ class CudaRecorder:
         """
         if not has_other_ranks():
             return True
-        ends, event = time.monotonic() + BACKLOG_S, self.mark()
-        while not event.query():
-            if time.monotonic() > ends:
-                return False
-            time.sleep(POLL_S)
+        if self.in_capture():
+            return False
+        with self.driver.relaxed():  # another thread may be capturing
+            ends, event = time.monotonic() + BACKLOG_S, self.mark()
+            while not event.query():
+                if time.monotonic() > ends:
+                    return False
+                time.sleep(POLL_S)
         return self.is_idle_within(OTHER_STREAMS_S)
 
     def empty_cache(self, *, with_workspaces: bool = False) -> None:

@@ -230,7 +230,7 @@ class Pipeline:
     def _why_not_wait(self, lockstep: Lockstep | None) -> Refusal | None:
         if lockstep is not None or self._recorder.may_wait():
             return None
-        return Refusal(GPU_WAITS, Persistence.TRANSIENT, ReasonCode.CAPTURE_DISTURBED)
+        return Refusal(GPU_WAITS, Persistence.TRANSIENT, ReasonCode.GPU_WAITS)
 
     def _wait_for_gpu(self) -> None:
         if not self._recorder.is_idle_within(STUCK_S):

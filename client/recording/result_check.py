@@ -160,9 +160,10 @@ class ResultCheck:
         """Run the callable as KERNELS after a call, and compare. Raises nothing."""
         with self._guarded:
             self._outcomes[replay] = self._compared(checked, outputs)
-            self._recorder.trim()
+            took_s = self._clock() - checked.began_s
+            self._recorder.trim()  # it may wait for other ranks, which is no time of the check
             self._report.count(checked_results=1)
-            self._pause(max(self._clock() - checked.began_s, PRESUMED_S))
+            self._pause(max(took_s, PRESUMED_S))
             replay.counts.next_check = replay.counts.replays + CALLS_UNTIL_READ
 
     def _compared(self, checked: CheckedCall, outputs: Sequence[Any]) -> _Outcome:

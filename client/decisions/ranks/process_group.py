@@ -70,7 +70,13 @@ class GroupStore:
             raise ConnectionError("a fork shares the connection")
         if self._own is None and _is_tcp(users):
             self._own = users.clone()
-        return torch.distributed.PrefixStore(PREFIX, self._own or users)
+        return torch.distributed.PrefixStore(_prefix(), self._own or users)
+
+
+def _prefix() -> str:
+    """Return the prefix of the keys of these ranks. torchrun's store may outlive ranks, and hold votes of some that it has restarted."""
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PREFIX if restarts == "0" else f"{PREFIX}/{restarts}"
 
 
 def _is_tcp(store: Any) -> bool:
@@ -124,9 +130,11 @@ class Groups:
     def lockstep(self, collectives: Collection[tuple[str, str]], graph: str) -> Lockstep:
         """Return the next attempt to record a graph that calls `collectives`; raises NotRelocatableError if they cannot be captured."""
         group = self._group(collectives)
-        self._attempts[graph] = number = self._attempts.get(graph, 0) + 1
         # Groups that do not overlap may have the same name, as those of `split_group` in torch 2.11.
-        attempt = f"recorded/{group.name}/{group.lowest}/{group.size}/{graph}/{number}"
+        attempts = f"recorded/{group.name}/{group.lowest}/{group.size}/{graph}"
+        # Of this group alone: a rank may run the graph in several groups, and its peer in one of them.
+        self._attempts[attempts] = number = self._attempts.get(attempts, 0) + 1
+        attempt = f"{attempts}/{number}"
         longest_s = max(LONGEST_POLL_S, POLL_S_OF_EACH * torch.distributed.get_world_size())
         registers = group.agreement.registers
         lockstep = Lockstep(registers, attempt, group.size, group.timeout_s, longest_poll_s=longest_s)

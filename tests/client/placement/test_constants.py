@@ -151,6 +151,39 @@ def test_numbers_that_the_cpu_goes_on_with_stay_there() -> None:
     assert len(crossings(graph)) == 1
 
 
+@pytest.mark.parametrize("returned", ["index", "root", "half of the root"])
+def test_an_index_by_way_of_numbers_that_the_program_gets_stays(returned: str) -> None:
+    """Compiled code may round them otherwise, and the index that the program gets would not be the one that the GPU used."""
+    build = Builder()
+    table = build.call(aten.lift_fresh_copy.default, build.constant(torch.tensor([4.0, 9.0])))
+    root = build.call(aten.exp.default, build.call(aten.mul.Tensor, build.call(aten.log.default, table), 0.5))
+    half = build.call(aten.mul.Tensor, root, 0.5)
+    index = build.call(
+        torch.ops.prims.convert_element_type.default, build.call(aten.round.default, root), torch.int64
+    )
+    picked = build.index(build.input(torch.randn(5)), index)
+
+    _, moved = changed(build, picked, {"index": index, "root": root, "half of the root": half}[returned])
+
+    assert moved.uses == 0
+    assert [each for each in moved.left if constants.USED_HERE in each]
+
+
+def test_tables_of_the_same_numbers_are_placed_together() -> None:
+    """As sine and cosine of the frequencies of rotary embeddings."""
+    build = Builder()
+    table = build.call(aten.lift_fresh_copy.default, build.constant(torch.tensor([0.1, 0.2, 0.3, 0.4])))
+    frequencies = build.call(aten.exp.default, table)
+    x = build.input(torch.randn(4))
+    for function in (aten.sin.default, aten.cos.default):
+        x = build.call(aten.mul.Tensor, x, build.to_gpu(build.call(function, frequencies)))
+
+    graph, moved = changed(build, x)
+
+    assert moved == fx_utils.PassResult(2, ())
+    assert crossings(graph) == []
+
+
 def test_a_value_that_is_used_on_the_cpu_too_stays_there_as_well() -> None:
     build = Builder()
     x = build.input(torch.randn(4))

@@ -354,12 +354,12 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def multiplied(build: Builder, count: int) -> Node:
-    """Return a value that takes some numbers, of every other one its half, which the CPU computes."""
+def multiplied(build: Builder, count: int, *, halves: bool = True) -> Node:
+    """Return a value that takes some numbers, of every other one its half if it is to take `halves`, which the CPU computes."""
     taken = build.input(torch.randn(4))
     for number in range(count):
         value = scalar(build, 1.5 + number)
-        half = build.call(aten.mul.Tensor, value, 0.5) if number % 2 else value
+        half = build.call(aten.mul.Tensor, value, 0.5) if halves and number % 2 else value
         taken = build.call(aten.mul.Tensor, taken, half)
     return taken
 
@@ -378,19 +378,23 @@ def test_a_few_numbers_are_left_to_pytorch(count: int) -> None:
         assert (moved, len(sends(graph))) == (fx_utils.PassResult(count, ()), 1)
 
 
+@pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("count", [1, 2, FEW - 1, FEW])
 def test_a_few_numbers_are_copied_at_once_where_pytorch_moves_none(
-    monkeypatch: pytest.MonkeyPatch, count: int
+    monkeypatch: pytest.MonkeyPatch, count: int, halves: bool
 ) -> None:
+    """Inductor may reuse the memory of a number that the CPU computes, while the GPU still reads it: that is sent."""
     monkeypatch.setattr(inputs, "FEW_SCALARS", FEW)
     build = Builder()
 
-    graph, moved = changed(build, multiplied(build, count))
+    graph, moved = changed(build, multiplied(build, count, halves=halves))
 
     copies = list(graph.find_nodes(op="call_function", target=torch.ops.prims.device_put.default))
     assert moved == fx_utils.PassResult(count, ())
-    assert (len(sends(graph)), len(copies)) == ((0, 1) if count < FEW else (1, 0))
+    is_copied = count < FEW and not (halves and count > 1)
+    assert (len(sends(graph)), len(copies)) == ((0, 1) if is_copied else (1, 0))
     assert crossings(graph) == copies
+    assert all(each.args[0].target is STAGED for each in copies)
 
 
 @pytest.mark.parametrize("count", [1, 3])

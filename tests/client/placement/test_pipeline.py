@@ -293,6 +293,28 @@ def test_buffers_of_a_package_keep_their_names() -> None:
     assert applied(graph).counts["placed"] == 1
 
 
+@pytest.mark.parametrize("how", ["marked", "waits", "neither"])
+def test_inputs_of_a_graph_that_uses_streams_are_left_where_they_are(how: str) -> None:
+    """They would be sent on the current stream, for which nothing makes the others wait."""
+    build = Builder()
+    scalar = build.input(torch.tensor(2.0), on_gpu=False)
+    taken = build.call(torch.ops.aten.mul.Tensor, build.input(torch.randn(4)), scalar)
+    graph = build.output(taken)
+    if how == "marked":
+        taken.meta["custom"] = {"stream": 7}
+    elif how == "waits":
+        with graph.inserting_before(taken):
+            graph.call_function(torch.ops.streams.wait_stream.default, (1, 0))
+
+    with (
+        inductor_config.patch({"triton.cudagraphs": False}),
+        mock.patch.object(torch_private, "graphs_are_split", return_value=True),
+    ):
+        reason = pipeline._why_skip_inputs(graph)
+
+    assert reason == (None if how == "neither" else pipeline.ON_STREAMS)
+
+
 def test_both_rules_work_on_one_graph() -> None:
     build = Builder()
     x, index = build.input(torch.randn(4)), build.input(torch.tensor([1, 0]), on_gpu=False)

@@ -194,8 +194,8 @@ def test_what_comes_from_a_capture_of_the_users_is_left_as_it_is(case: Case) -> 
 @pytest.mark.parametrize("swapped", ["seed", "offset"])
 def test_state_that_does_not_follow_from_the_generators_is_read(case: Case, swapped: str) -> None:
     def strange(operations: Operations, inputs: list[Any]) -> Any:
-        (seed, offset), (_, later) = operations.attention(), operations.attention()
-        two = (later, offset) if swapped == "seed" else (seed, seed)
+        (seed, offset), (same, later) = operations.attention(), operations.attention()
+        two = (later, offset) if swapped == "seed" else (seed, same)
         return operations.add(inputs[0], inputs[0]), *two
 
     run = case.make(strange, state=RngState(seeds=(1,), offsets=(2,)))

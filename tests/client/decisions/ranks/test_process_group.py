@@ -160,6 +160,19 @@ def test_a_fork_does_not_talk_over_its_parents_connection(monkeypatch: pytest.Mo
         ours.connect().check(["key"])
 
 
+def test_ranks_that_were_restarted_read_nothing_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = dist.HashStore()
+    GroupStore(users).connect().set("asks/graph", "0:17")
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert GroupStore(users).connect().check(["asks/graph"])
+
+    for restarts in ("1", "2"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", restarts)
+        assert not GroupStore(users).connect().check(["asks/graph"])
+        GroupStore(users).connect().set("asks/graph", "0:18")
+        assert GroupStore(users).connect().check(["asks/graph"])
+
+
 REDUCES = frozenset({("_c10d_functional::all_reduce_", "0")})
 
 
