@@ -74,6 +74,7 @@ class ReasonCode(enum.StrEnum):
     NO_HELPER = "no_helper", "it cannot be recorded without the compiled helper: {}"
     NO_MEMORY_TO_RECORD = "no_memory_to_record", "not enough memory to record it: {}"
     GPU_WAITS = "gpu_waits", "it could not be recorded: {}"
+    RESULTS_NAN = "results_nan", "it could not be verified: {}"
     CAPTURE_DISTURBED = "capture_disturbed", "its recording was disturbed: {}"
     DRIVER_FAILED = "driver_failed", "its recording failed in the driver: {}"
     RECORDING_FAILED = "recording_failed", "its recording failed: {}"

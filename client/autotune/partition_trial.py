@@ -55,8 +55,10 @@ FAILED = Reason(ReasonCode.MEASURING_FAILED)
 OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
 WAITING = "launched while another process measured its graph"
+PASSING = frozenset({ReasonCode.GPU_WAITS, ReasonCode.RESULTS_NAN})
+"""Reasons against a recording that pass while the program goes on: a message of another rank comes, a gradient scaler finds its scale."""
 MAX_WAITING_CALLS = 500
-"""Calls that a trial waits for at most while the GPU may wait for another rank: recordings are tried at five of them."""
+"""Calls that a trial waits for at most for such a reason to pass: recordings are tried at five of them."""
 MAX_SEEN_SIZES = 64
 """The number of sizes remembered until one of them comes back: a size is measured only if it comes back."""
 
@@ -217,7 +219,7 @@ class PartitionTrial:
         candidates, trial = self._candidates, self._trial
         if trial is None or candidates is None:
             return self._call(inputs)  # another thread has decided meanwhile
-        if self._waits_for_ranks(candidates):
+        if self._waits_for_recording(candidates):
             # It may be recorded in this call, which so is no sample. No other process is kept from measuring for ever.
             self._guarded(lambda: self._decisions.renew(self.pending))
             return candidates.recordings.run(inputs)
@@ -228,10 +230,10 @@ class PartitionTrial:
         self._decide(trial)
         return self._call(inputs)
 
-    def _waits_for_ranks(self, candidates: Candidates) -> bool:
-        """Count a call that finds no recording as the GPU may wait for another rank; return whether the trial is to wait, too."""
+    def _waits_for_recording(self, candidates: Candidates) -> bool:
+        """Count a call that finds no recording for a reason that passes; return whether the trial is to wait, too."""
         reason = candidates.recordings.why_refused
-        if reason is None or reason.code is not ReasonCode.GPU_WAITS:
+        if reason is None or reason.code not in PASSING:
             return False
         self._waited += 1
         return self._waited <= MAX_WAITING_CALLS

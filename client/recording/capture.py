@@ -11,7 +11,6 @@ import functools
 import itertools
 import os
 import threading
-import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,10 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.allocator_counts import AllocatorCounts, allocator_counts
 from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.workspaces import workspaces
-from pygraphd.client.decisions.ranks.process_group import has_other_ranks
 from pygraphd.client.decisions.ranks.write_once import RegisterError, within
 from pygraphd.client.recording.aliased_memory import AliasedMemory, without_owner
 from pygraphd.client.recording.capture_pool import AddressPool, CapturePool
+from pygraphd.client.recording.device_waits import DeviceWaits
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.watch import Watch
 from pygraphd.client.replay.native.ffi import helper
@@ -46,7 +45,6 @@ REUSE = "graph_capture_record_stream_reuse"
 EXPANDABLE = "expandable_segments:True"
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 BUSY = "something else is being captured"
-GPU_WAITS = "the GPU does not end its work, and may wait for another rank"
 
 MAX_CACHED_BYTES = 16 << 20
 """Bytes of free memory in PyTorch's cache from which on it is given back before a capture."""
@@ -59,12 +57,6 @@ ADDRESSES_FROM = 64 << 20
 """Bytes that a program has allocated at a time from which on its captures get addresses without memory of their own."""
 SPARE_ADDRESSES = 2
 """Addresses for a capture, as a multiple of these bytes: outputs get reserves, and segments of the pool are not full."""
-
-BACKLOG_S = 5.0
-"""Seconds in which the current stream has to end its work, so that a process with other ranks may wait for the whole device."""
-POLL_S = 0.0005
-OTHER_STREAMS_S = 0.25
-"""Seconds in which the other streams have to end theirs after that. Work that takes longer probably waits for another rank."""
 
 
 class AddressesError(Exception):
@@ -157,6 +149,7 @@ class CudaRecorder:
         self._is_only_device = torch.cuda.device_count() == 1
         self._most_reserved = 0
         """The most bytes that PyTorch had reserved when free memory was about to be given back."""
+        self._waits = DeviceWaits(self, _one_at_a_time)
         self.next_check_at = 0.0
         """The time of `time.monotonic` before which no result check begins on this device; `result_check.py` sets it."""
 
@@ -272,7 +265,7 @@ class CudaRecorder:
         """Return the outputs, the addresses that Inductor's code has allocated, and how many allocations preceded the call's."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
-        with self._random_numbers if self._shares_state else contextlib.nullcontext():
+        with self._random_numbers.held() if self._shares_state else contextlib.nullcontext():
             # Nothing may wait within the capture for work that the GPU still does.
             torch.cuda.synchronize()
             with _workspaces_in_capture(), torch.cuda.stream(self._stream):
@@ -361,10 +354,11 @@ class CudaRecorder:
     @functools.cached_property
     def watch(self) -> Watch:
         """Watches replays that may wait for other ranks."""
-        return Watch(torch.cuda.Event(), self._beside_captures, self.in_capture)
+        return Watch(torch.cuda.Event(), self.beside_captures, self.in_capture)
 
     @contextlib.contextmanager
-    def _beside_captures(self) -> Iterator[None]:
+    def beside_captures(self) -> Iterator[None]:
+        """Use the device while other threads may be capturing."""
         # Another thread would make a context on the first GPU.
         with torch.cuda.device(self.device), self.driver.relaxed():
             yield
@@ -378,25 +372,12 @@ class CudaRecorder:
         return True
 
     def _wait_for_device(self) -> None:
-        with self.driver.relaxed():  # of this thread, which may be another one than the caller's
+        with self.beside_captures():  # in a thread of its own
             torch.cuda.synchronize(self.device)
 
     def may_wait(self) -> bool:
-        """Return whether this process may wait for all work of the device, which ends soon. Waits up to 5.25 s to find out.
-
-        A receive that the program has posted ends when another rank sends. That rank may need work that this one has yet to launch.
-        """
-        if not has_other_ranks():
-            return True
-        if self.in_capture():
-            return False
-        with self.driver.relaxed():  # another thread may be capturing
-            ends, event = time.monotonic() + BACKLOG_S, self.mark()
-            while not event.query():
-                if time.monotonic() > ends:
-                    return False
-                time.sleep(POLL_S)
-        return self.is_idle_within(OTHER_STREAMS_S)
+        """Return whether this process may wait for all work of the device; see `DeviceWaits`."""
+        return self._waits.may_wait()
 
     def empty_cache(self, *, with_workspaces: bool = False) -> None:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""

@@ -165,11 +165,12 @@ class CollectiveRecordings(Recordings):
         self._trim()
         try:
             outputs = self._launch(inputs)
+            difference = pipeline.compare(attempt, outputs, lockstep)
         except BaseException:
             lockstep.refuse("a call raised")
-            attempt.close()
+            if not pipeline.stuck:
+                attempt.close()
             raise  # as without PyGraph
-        difference = pipeline.compare(attempt, outputs, lockstep)
         if difference is None:
             self._keep(slot, attempt)
             self._timeout_s = lockstep.timeout_s

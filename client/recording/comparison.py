@@ -237,20 +237,18 @@ def form(value: Any) -> tuple[Any, ...] | None:
     return value.dtype, value.device, tuple(value.size()), tuple(value.stride()), flags
 
 
-def is_any_all_nan(outputs: Sequence[Any], undefined: Collection[int]) -> bool:
-    """Return whether all elements of any output are NaN, except for outputs with an index in `undefined`.
+def is_any_all_nan(outputs: Sequence[Any], inputs: Sequence[Any], undefined: Collection[int]) -> bool:
+    """Return whether all elements of any output are NaN, except for outputs with an index in `undefined`, and those that are inputs.
 
     Memory is poisoned with NaN before a replay. So a replay that reads it at a wrong address agrees with KERNELS whose results are NaN,
     as in the first steps of a training with a gradient scaler.
     """
     alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    given = {id(each) for each in inputs}
     for index, each in enumerate(outputs):
-        if (
-            index not in undefined
-            and isinstance(each, torch.Tensor)
-            and each.numel()
-            and _has_nan(each.dtype)
-        ):
+        if index in undefined or id(each) in given or not isinstance(each, torch.Tensor):
+            continue
+        if each.numel() and _has_nan(each.dtype):
             alike.setdefault((each.dtype, each.device), []).append(each.detach())
     for some in alike.values():
         # First elements alone, together: nearly always they are numbers.

@@ -36,8 +36,9 @@ from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.budget import Budget
 from pygraphd.client.recording.call_conditions import why_not_bind
-from pygraphd.client.recording.capture import GPU_WAITS, Capture
+from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.comparison import ALL_NAN, is_any_all_nan
+from pygraphd.client.recording.device_waits import GPU_WAITS
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, CapturedCall
 from pygraphd.client.recording.host_copies import for_host
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
@@ -202,8 +203,10 @@ class Pipeline:
                 if lockstep is not None:
                     self._wait_for_gpu()
                 found = attempt.verification.disagreement(outputs, self._launch)
-                if found is None and is_any_all_nan(outputs, self._facts.undefined):
-                    return Refusal(ALL_NAN, Persistence.TRANSIENT, ReasonCode.VERIFICATION_FAILED)
+                # Not of collectives, of which a rank alone would refuse the recording.
+                given, undefined = attempt.call.inputs, self._facts.undefined
+                if found is None and lockstep is None and is_any_all_nan(outputs, given, undefined):
+                    return Refusal(ALL_NAN, Persistence.TRANSIENT, ReasonCode.RESULTS_NAN)
                 if lockstep is not None and found is None:
                     lockstep.go_on()
                 return found

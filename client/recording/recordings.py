@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.rng import PhiloxRange
     from pygraphd.schema.reasons import Reason
 
-
 MAX_RECORDINGS = 8
 """The bound on recordings of one callable, unless `PYGRAPH_SIZES` is larger. Beyond it the least recently used recording is dropped."""
 CAPTURES_OF_EACH = 4

@@ -160,7 +160,8 @@ class Verification:
             # KERNELS have to draw the same numbers, also if the replay has failed.
             self._put_generator(self._began)
         self._outside = self._outputs_outside()
-        self._firsts = first_positions(self._outputs)
+        # A tensor that is given twice has two copies, and so is another output each time it is returned.
+        self._firsts = first_positions(self._outputs, self._copies)
 
     def _release_but(self, in_full: Collection[int]) -> None:
         """Release the replay's memory and large copies of inputs; keep the values `in_full`, small ones, and digests of the others."""
@@ -219,7 +220,7 @@ class Verification:
             return Disagreement("it writes to where it was recorded")
         if self._wrote_between:
             return Disagreement("it writes beyond its memory")
-        if self._firsts != first_positions(outputs):
+        if self._firsts != first_positions(outputs, self._inputs):
             return Disagreement("outputs that are one tensor are several")
         if self._aliased is not None:
             return None  # they were compared

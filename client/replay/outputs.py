@@ -163,10 +163,13 @@ def _made(output: Any, memory: Sequence[Any], inputs: Sequence[Any]) -> torch.Te
     return torch_private.reinterpret(base, output.dtype, output.size, output.stride, output.offset)
 
 
-def first_positions(values: Sequence[Any]) -> list[int]:
-    """Return for each value the position of the first one that is the same tensor; its own where it is no tensor."""
+def first_positions(values: Sequence[Any], inputs: Sequence[Any] = ()) -> list[int]:
+    """Return for each value the position of the first one that is the same tensor; its own where it is no tensor, or one of `inputs`."""
+    given = {id(each) for each in inputs}
     first: dict[int, int] = {}
     return [
-        first.setdefault(id(each), index) if isinstance(each, torch.Tensor) else index
+        first.setdefault(id(each), index)
+        if isinstance(each, torch.Tensor) and id(each) not in given
+        else index
         for index, each in enumerate(values)
     ]

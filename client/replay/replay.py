@@ -7,6 +7,7 @@ steps in Python serve recordings with unusual outputs, and verification; and the
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,16 +68,25 @@ class Device:
 def drawing_launch(cursor: RngCursor, launch_executable: Launch) -> Launch:
     """Return the launch function of a graph that draws random numbers. It raises `FallbackError` or `DriverError`, with the generator as it was."""
 
+    affinity = cursor.affinity
+
     def launch(executable: int, stream: int) -> PhiloxRange:
-        with cursor.affinity:
-            cursor.affinity.enter(stream)
-            drawn = cursor.advance(stream)
+        # As `StreamAffinity.held`, which costs a microsecond.
+        if affinity.holder == threading.get_ident():
+            raise DisturbedError(REENTERED)
+        with affinity.lock:
+            affinity.holder = threading.get_ident()
             try:
-                launch_executable(executable, stream)
-            except DriverError:
-                cursor.take_back(drawn)
-                raise
-            return drawn
+                affinity.enter(stream)
+                drawn = cursor.advance(stream)
+                try:
+                    launch_executable(executable, stream)
+                except DriverError:
+                    cursor.take_back(drawn)
+                    raise
+                return drawn
+            finally:
+                affinity.holder = 0
 
     return launch
 

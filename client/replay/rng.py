@@ -205,7 +205,7 @@ class GeneratorCursor:
         Return whether random numbers are drawn at all. The generators are set back, and nobody else may draw from them meanwhile.
         Raises `FallbackError` if the state is in use on another stream.
         """
-        with self.affinity:
+        with self.affinity.held():
             is_new = self.affinity.enter(stream)
             draws = self._learn(addresses, stream)
             # Else a graph that draws on another stream would be held up by one that draws nothing.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pygraphd.client.backend.errors import REENTERED, DisturbedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pygraphd.client.backend.driver import Driver
 
@@ -23,32 +23,30 @@ OTHER_STREAM = "draws random numbers, and is on another stream than what has don
 class StreamAffinity:
     """The stream that uses memory at a fixed address. Another stream may use it once this one is idle.
 
-    To be held as a context manager from `enter` until the launch, as other threads may write on this stream, too. Raises `FallbackError`
-    in a thread that holds it already.
+    `lock` is to be held from `enter` until the launch, as other threads may write on this stream, too: by `held`, or as that does.
     """
 
     def __init__(self, driver: Driver, watch: Callable[[], Callable[[], bool]]) -> None:
         """Begin on no stream; `watch()` returns a function that tells whether the stream current now has nothing left to do."""
-        self._lock = threading.RLock()
-        self._is_held = False
+        self.lock = threading.Lock()
+        self.holder = 0
+        """The thread that holds the lock, for its own calls alone: a signal handler may call a graph within a launch. 0: none."""
         self._driver = driver
         self._watch = watch
         self._stream: int | None = None
         self._has_ended: Callable[[], bool] = bool
 
-    def __enter__(self) -> None:
-        """Wait for the threads that hold it."""
-        self._lock.acquire()
-        # Not a plain lock, on which a signal handler that calls a graph within a launch would wait for ever.
-        if self._is_held:
-            self._lock.release()
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for other threads; raises `FallbackError` in a thread that holds it already, which would wait for itself."""
+        if self.holder == threading.get_ident():
             raise DisturbedError(REENTERED)
-        self._is_held = True
-
-    def __exit__(self, *_: object) -> None:
-        """Let other threads have it."""
-        self._is_held = False
-        self._lock.release()
+        with self.lock:
+            self.holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self.holder = 0
 
     def enter(self, stream: int) -> bool:
         """Move to the stream with this handle; return whether it was another one before. Raises `FallbackError`, with nothing changed."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from pygraphd.client.backend.errors import IN_A_CAPTURE
 from pygraphd.client.frontend import settings
 from pygraphd.client.placement import inputs
 from tests.support.placement.habits import Learned, compare
@@ -438,13 +439,13 @@ def test_a_parameter_that_was_left_on_the_cpu_is_trained(watched: Watched, mode:
     watched.expect()
 
 
-def test_scalars_are_sent_within_a_capture_of_the_programs(relocated: Relocated) -> None:
+def test_scalars_are_sent_within_a_capture_of_the_programs(relocated: Relocated, rules: Report) -> None:
     def scaled(x: torch.Tensor, scalars: list[torch.Tensor]) -> torch.Tensor:
         for each in scalars:
             x = x * each + 1
         return x
 
-    compiled = torch.compile(scaled, dynamic=False)
+    compiled = torch.compile(scaled, mode="reduce-overhead", dynamic=False)
     x = torch.randn(100, device=DEVICE)
     scalars = [torch.tensor(1 + 0.1 * i) for i in range(9)] + [torch.tensor(2, dtype=torch.int64)]
     for _ in range(4):
@@ -462,3 +463,5 @@ def test_scalars_are_sent_within_a_capture_of_the_programs(relocated: Relocated)
         graph.replay()
         torch.testing.assert_close(y, expected)
     assert len(pinned) == 64
+    assert (rules.failures, rules.counts["placed_inputs"] > 0) == ({}, True)
+    assert relocated.report.fallbacks[IN_A_CAPTURE] == 1

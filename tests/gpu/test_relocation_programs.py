@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE, LayoutMismatch
-from pygraphd.client.recording import capture, recordings
-from pygraphd.client.recording.capture import GPU_WAITS
+from pygraphd.client.recording import device_waits, recordings
+from pygraphd.client.recording.device_waits import GPU_WAITS
 from tests.support.gpu_programs import affine, compiled, losses, network, warm, x
 
 if TYPE_CHECKING:
@@ -277,20 +277,18 @@ def test_nothing_waits_for_work_that_may_wait_for_another_rank(
     relocated: Relocated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that waits for a flag stands for a posted receive: what it waits for comes after the calls."""
-    monkeypatch.setattr(capture, "has_other_ranks", lambda: True)
-    flag, receiving, rescuing = (
-        torch.zeros(1, dtype=torch.int32, device="cuda"),
-        *(torch.cuda.Stream() for _ in "ab"),
-    )
+    monkeypatch.setattr(device_waits, "has_other_ranks", lambda: True)
+    monkeypatch.setattr(device_waits, "WAITS_S", 0.0)
+    # On the host, so that its writing needs no kernel: to load one may wait for the device.
+    flag, receiving = torch.zeros(1, dtype=torch.int32).pin_memory(), torch.cuda.Stream()
     run, a = compiled(affine), x()
-    run(a)
+    torch.testing.assert_close(run(a), affine(a))
     torch.cuda.synchronize()
     wait = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
     wait.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
 
     def send() -> None:
-        with torch.cuda.stream(rescuing):
-            flag.fill_(1)
+        flag.fill_(1)
 
     assert wait(receiving.cuda_stream, flag.data_ptr(), 1, 0) == 0
     rescue = threading.Timer(60, send)

@@ -76,7 +76,9 @@ class GroupStore:
 def _prefix() -> str:
     """Return the prefix of the keys of these ranks. torchrun's store may outlive ranks, and hold votes of some that it has restarted."""
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PREFIX if restarts == "0" else f"{PREFIX}/{restarts}"
+    # On several hosts the counts may differ: each counts the restarts for failures of its own ranks.
+    is_one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    return f"{PREFIX}/{restarts}" if is_one_host and restarts != "0" else PREFIX
 
 
 def _is_tcp(store: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A trial waits while its graph cannot be recorded since the GPU may wait for another rank, and not for ever."""
+"""A trial waits for a reason against its recording that passes, as a message of another rank, and not for ever."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import MAX_WAITING_CALLS, State
-from pygraphd.client.recording.capture import GPU_WAITS
+from pygraphd.client.recording.device_waits import GPU_WAITS
 from pygraphd.schema.messages import Deployment
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.recording_case import Case, add, case
@@ -43,6 +43,18 @@ def test_a_graph_that_could_not_be_recorded_at_once_is_tried_all_the_same(
     one = trial(case, host, deployed)
     for number in range(ENOUGH + 50):
         assert one([case.floats(number), case.floats(2)])[0].tolist() == [number + 2]
+
+    assert (one.state, deployed) == (State.DEPLOYED, [Deployment.GRAPH])
+    case.expect(captured=1)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_training_whose_first_steps_overflow_is_tried(case: Case, host: Host) -> None:
+    """A gradient scaler begins with a scale that gives NaN."""
+    deployed: list[Deployment] = []
+    one = trial(case, host, deployed)
+    for number in [float("nan")] * 8 + [1.0] * (ENOUGH + 50):
+        one([case.floats(number), case.floats(2)])
 
     assert (one.state, deployed) == (State.DEPLOYED, [Deployment.GRAPH])
     case.expect(captured=1)

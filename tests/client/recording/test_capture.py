@@ -16,9 +16,10 @@ from pygraphd.client.backend.allocator_counts import AllocatorCounts
 from pygraphd.client.backend.driver import _CAPTURE_MODE_RELAXED
 from pygraphd.client.backend.errors import FallbackError, TransientError
 from pygraphd.client.backend.workspaces import workspaces
-from pygraphd.client.recording import capture
+from pygraphd.client.recording import capture, device_waits
 from pygraphd.client.recording.capture import BUSY, HISTORY, CudaRecorder, held, lifetimes
 from pygraphd.client.recording.capture_pool import CapturePool
+from pygraphd.client.recording.device_waits import DeviceWaits
 from pygraphd.client.recording.output_reserves import OutputReserves
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.stream_affinity import StreamAffinity
@@ -66,6 +67,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecord
     monkeypatch.setattr(CudaRecorder, "_why_not", lambda _: why_not)
     made = CudaRecorder.__new__(CudaRecorder)
     made.device, made._most_reserved = torch.device("cpu"), 0
+    made._waits = DeviceWaits(made, threading.Lock())
     return made
 
 
@@ -164,14 +166,14 @@ def test_nobody_launches_what_reads_the_state_that_beginning_a_capture_overwrite
     made._random_numbers = StreamAffinity(emulator.driver, lambda: lambda: stream.waits > 0)
     made.__dict__["_stream"] = stream
     made._random_numbers.enter(7)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers._is_held))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers.lock.locked()))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
 
     class Pool:
         @contextlib.contextmanager
         def capturing(self, _: object) -> Iterator[None]:
-            seen.append(made._random_numbers._is_held)
+            seen.append(made._random_numbers.lock.locked())
             with pytest.raises(FallbackError):
                 made._random_numbers.expect(7)
             yield
@@ -292,8 +294,9 @@ def test_memory_is_not_given_back_while_another_rank_may_be_waited_for(
     made = recorder(monkeypatch, None)
     made.driver, made.in_capture = emulator.driver, bool
     counts = AllocatorCounts(0, 1 << 30, 0, 0, 0, 0)
-    monkeypatch.setattr(capture, "has_other_ranks", lambda: ranks)
-    monkeypatch.setattr(capture, "BACKLOG_S", 0.1)
+    monkeypatch.setattr(device_waits, "has_other_ranks", lambda: ranks)
+    monkeypatch.setattr(device_waits, "BACKLOG_S", 0.1)
+    monkeypatch.setattr(device_waits, "WAITS_S", 0.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: over.wait())
     monkeypatch.setattr(CudaRecorder, "mark", lambda _: Event(questions))
     monkeypatch.setattr(CudaRecorder, "_counts", counts)
@@ -306,5 +309,9 @@ def test_memory_is_not_given_back_while_another_rank_may_be_waited_for(
         assert len(emptied) == 2 * may_wait
         made.in_capture = lambda: True
         assert made.may_wait() is not ranks
+        monkeypatch.setattr(device_waits, "WAITS_S", math.inf)
+        made.may_wait()
+        made.in_capture = bool
+        assert made.may_wait() is not ranks  # it is not asked again so soon
     finally:
         over.set()

@@ -131,6 +131,19 @@ def test_parameters_whose_gradient_is_one_tensor_get_one_each(
     case.expect(captured=1)
 
 
+def test_a_tensor_that_is_given_and_returned_twice_is_no_difference(case: Case) -> None:
+    """As a gradient that autograd hands to two outputs. The copies of a verification are two."""
+    run = case.made(
+        lambda operations, inputs: (operations.add(inputs[0], inputs[1]), *inputs), GraphFacts(written=None)
+    )
+    for _ in range(4):
+        x = case.floats(1, 2)
+        total, first, second = run([x, x])
+        assert (total.tolist(), first is x, second is x) == ([2, 4], True, True)
+
+    case.expect(captured=1)
+
+
 def test_a_recording_that_returns_two_tensors_for_one_is_refused(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         result = operations.add(inputs[0], inputs[0])

@@ -365,4 +365,5 @@ def test_a_recording_whose_results_were_nan_is_made_again_once_they_are_numbers(
 def test_which_results_are_nan_throughout(
     outputs: list[Any], undefined: tuple[int, ...], found: bool
 ) -> None:
-    assert is_any_all_nan(outputs, undefined) is found
+    assert is_any_all_nan(outputs, (), undefined) is found
+    assert not is_any_all_nan(outputs, outputs, undefined)

@@ -12,7 +12,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
 from pygraphd.client.recording import budget, builder, pipeline, recordings
-from pygraphd.client.recording.capture import GPU_WAITS
+from pygraphd.client.recording.device_waits import GPU_WAITS
 from pygraphd.client.replay.relocation_table import BLOCK, Share
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from tests.support.recording_case import Case, Operations, Recording, RngCursor, add, case, is_transient
