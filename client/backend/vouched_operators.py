@@ -72,16 +72,15 @@ PURE_HIGHER_ORDER = frozenset(
 
 HIDING_WRITES = frozenset(
     {
-        "higher_order::associative_scan", "higher_order::cond", "higher_order::hints_wrapper", "higher_order::invoke_quant",
-        "higher_order::invoke_quant_packed", "higher_order::invoke_subgraph", "higher_order::local_map_hop", "higher_order::map_impl",
-        "higher_order::scan", "higher_order::strict_mode", "higher_order::switch", "higher_order::tag_activation_checkpoint",
-        "higher_order::while_loop", "higher_order::wrap", "higher_order::wrap_activation_checkpoint", "higher_order::wrap_with_autocast",
-        "higher_order::wrap_with_set_grad_enabled",
+        "higher_order::associative_scan", "higher_order::hints_wrapper", "higher_order::invoke_quant", "higher_order::invoke_quant_packed",
+        "higher_order::invoke_subgraph", "higher_order::local_map_hop", "higher_order::map_impl", "higher_order::strict_mode",
+        "higher_order::tag_activation_checkpoint", "higher_order::wrap", "higher_order::wrap_activation_checkpoint",
+        "higher_order::wrap_with_autocast", "higher_order::wrap_with_set_grad_enabled",
         # It appends to a cache of keys and values that its schema calls read-only.
         "flash_attn_3",
     }
 )  # fmt: skip
-"""Operators that may write to inputs of a graph which Inductor does not list as written: those that run a graph of their own, for example."""
+"""Operators that are vouched for and may write to inputs of a graph which Inductor does not list as written. Most run a graph of their own."""
 
 _NAME = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?", re.ASCII)
 

@@ -71,7 +71,7 @@ def drawing_launch(cursor: RngCursor, launch_executable: Launch) -> Launch:
     affinity = cursor.affinity
 
     def launch(executable: int, stream: int) -> PhiloxRange:
-        # As `StreamAffinity.held`, which costs a microsecond.
+        # As `StreamAffinity.held`, without a generator of Python for each launch.
         if affinity.holder == threading.get_ident():
             raise DisturbedError(REENTERED)
         with affinity.lock:
