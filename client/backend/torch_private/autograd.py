@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pygraphd.client.backend.torch_private.inductor import count_in_compilation, is_in_subgraph
 
@@ -39,6 +40,8 @@ _RETURN = re.compile(r"^ *return \((.*)\)$", re.MULTILINE)
 _SIGNATURE = re.compile(r"^ *def forward\(self, .*$", re.MULTILINE)
 _SIZED = re.compile(r'(\w+): "\w+\[([\d, ]*)\]')
 """A tensor of known size in the signature of a printed graph."""
+_AOT_WRAPPERS = "torch._functorch._aot_autograd.runtime_wrappers"
+"""The module of the dispatch mode that AOTAutograd uses at first calls."""
 _POOL = "alloc_from_pool("
 """Found in code whose memory is planned in another way, without lines as above."""
 
@@ -171,5 +174,10 @@ def no_dispatch_modes() -> tuple[Callable[[], object], object]:
 
 
 def has_dispatch_modes() -> bool:
-    """Return whether a dispatch mode is active in this thread."""
-    return bool(torch._C._len_torch_dispatch_stack())
+    """Return whether a dispatch mode of the program is active in this thread.
+
+    AOTAutograd's own mode, which checks custom operators, is active at the first call of each graph, and at no later call.
+    """
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    return any(type(each).__module__ != _AOT_WRAPPERS for each in _get_current_dispatch_mode_stack())

@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
-from pygraphd.client.recording.call_conditions import FLAGGED, OBSERVED, SWITCHED
+from pygraphd.client.recording.call_conditions import FLAGGED, OBSERVED, SWITCHED, CallConditions
 from tests.support.recording_case import Case, Operations, add, case
 
 if TYPE_CHECKING:
@@ -124,3 +124,30 @@ def test_a_dispatch_mode_sees_the_operators_of_each_call(case: Case, way: int) -
     assert (served(made), case.report.fallbacks[OBSERVED]) == (before, 5)
     run([case.floats(1), case.floats(2)])
     assert served(made) == before + 1
+
+
+def test_the_mode_of_aot_autograd_at_first_calls_is_none_of_the_program() -> None:
+    """It checks custom operators: a first call within it is as any first call."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Nothing(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    conditions, found = CallConditions(GraphFacts()), []
+
+    def compiler(module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            found.append((torch._C._len_torch_dispatch_stack(), conditions.why_not(inputs)))
+            return module(*inputs)
+
+        return run
+
+    run = torch.compile(lambda x: x + 1, backend=aot_autograd(fw_compiler=compiler))
+    run(torch.ones(2))
+    run(torch.ones(2))
+
+    assert found == [(1, None), (0, None)]
+    with Nothing():
+        assert conditions.why_not([]) == OBSERVED
