@@ -7,6 +7,7 @@ steps in Python serve recordings with unusual outputs, and verification; and the
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class Replay:
         cursor: RngCursor | None = None,
     ) -> None:
         """Take over `graph`, its executables and `cursor`."""
+        self._pid = os.getpid()
         self._driver = driver
         self._graph = graph
         self.layout = layout
@@ -275,6 +277,8 @@ class Replay:
         self.forget_random_numbers()
 
     def __del__(self) -> None:
-        # A model that is dropped takes its recordings along.
+        # A model that is dropped takes its recordings along, but not in a forked child: the driver does not work there, and a thread that
+        # was in a call at the fork is gone with the lock held.
         with contextlib.suppress(Exception):
-            self.close()
+            if self._pid == os.getpid():
+                self.close()

@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CLIENT = Path(__file__).parents[3] / "pygraphd/client"
+CLIENT = Path(__file__).parents[3] / "client"
 OTHERS = sorted(each for each in CLIENT.rglob("*.py") if CLIENT / "backend/torch_private" not in each.parents)
 
 
