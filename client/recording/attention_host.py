@@ -191,9 +191,7 @@ class WithHostState(Recordings):
     ) -> Sequence[torch.Tensor]:
         if drawn is not None and (begun := self._begun.get(replay)) is not None:
             return self._known(begun, drawn)
-        read = [
-            outputs[index].cpu() for index in self._state.drawn
-        ]  # one by one: to join them takes memory of the GPU, and there may be none
+        read = _read([outputs[index] for index in self._state.drawn])
         if replay not in self._begun:
             self._begun[replay] = self._learn([int(each) for each in read], drawn)
         else:
@@ -220,6 +218,21 @@ class WithHostState(Recordings):
         numbers = _numbers([drawn.before + each for each in begun.offsets])
         offsets = begun.fill([numbers], [], [None] * len(begun.offsets))
         return [*[seed] * len(self._state.seeds), *offsets]
+
+
+def _read(scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Return scalars on the host. In each mode of `torch.cuda.set_sync_debug_mode`: an error would be the program's, after a launch."""
+    if not all(each.is_cuda for each in scalars):
+        return [each.cpu() for each in scalars]
+    # One by one: to join them takes memory of the GPU, and there may be none. Waiting for an event is not reported, other than copies that wait.
+    pinned = [torch.empty((), dtype=each.dtype, device=_CPU, pin_memory=True) for each in scalars]
+    for here, there in zip(pinned, scalars, strict=True):
+        here.copy_(there, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record(torch.cuda.current_stream(scalars[0].device))
+    copied.synchronize()
+    # The program gets these scalars, as memory that is not pinned.
+    return [each.clone() for each in pinned]
 
 
 def _number(value: int) -> torch.Tensor:

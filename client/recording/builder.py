@@ -22,7 +22,7 @@ from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.layout import Layout, Memory
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.node_params import TABLES, Parameters
-from pygraphd.client.replay.outputs import Outputs
+from pygraphd.client.replay.outputs import Outputs, View
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
     IN_PLACE,
@@ -132,7 +132,10 @@ def _build(
     means = replay_device(device, note)
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
-    moving = moving_segments(layout.groups, table, [*bases, *[0] * len(sizes)])  # 0: a piece is in no capture
+    viewed = {each.index for each in outputs if isinstance(each, View)}
+    moving = moving_segments(
+        layout.groups, table, [*bases, *[0] * len(sizes)], viewed
+    )  # 0: a piece is in no capture
     if parameters.is_single_kernel:
         executables: Executables | SingleKernel = SingleKernel(driver, parameters, moving, means.ops)
     else:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
 
 HISTORY = "the history of the GPU's memory is being recorded, and must not be disturbed"
+NOT_CACHED = "PyTorch's allocator keeps no freed memory, so that allocations fail in a capture"
+SYNC_DEBUG = "waits for the GPU are reported (torch.cuda.set_sync_debug_mode)"
 OTHER_ALLOCATOR = "PyTorch's own allocator is not in use"
 REUSE = "graph_capture_record_stream_reuse"
 """A setting of PyTorch's allocator that has captures use memory again before its streams are done with it."""
@@ -309,6 +311,11 @@ class CudaRecorder:
             return OTHER_ALLOCATOR
         if any(REUSE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
             return f"the allocator is set to {REUSE}"
+        if not torch_private.keeps_freed_memory():
+            return NOT_CACHED
+        # A recording waits for the GPU, and the program would be told so, or get an exception.
+        if torch.cuda.get_sync_debug_mode():
+            return SYNC_DEBUG
         return HISTORY if torch_private.history_is_recorded() else None
 
     def addresses_for_capture(self) -> int:

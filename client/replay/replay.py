@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.rng import PhiloxRange, RngCursor
     from pygraphd.client.replay.single_kernel import SingleKernel
 
-RECORDING_CLOSED = "its recording has gone for others"
+AFTER_LAUNCH = "is_after_launch"
+"""The attribute of an exception that the compiled helper raises when it has launched; `fused_replay.h` sets it."""
+RECORDING_CLOSED = "its recording was evicted meanwhile"
 
 
 _KNOWN = (FallbackError, DriverError, torch.OutOfMemoryError)
@@ -46,7 +48,9 @@ class _AsFallback:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        # An exception of a signal handler may come right after the launch, and the kernels must not run a second time.
+        # After a launch the kernels must not run a second time. An exception of a signal handler may come right after it.
+        if getattr(error, AFTER_LAUNCH, False):
+            return
         if isinstance(error, Exception) and not isinstance(error, _KNOWN) and not raised_by_handler(error):
             raise FallbackError(f"a replay failed: {type(error).__name__}") from error
 

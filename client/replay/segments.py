@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import dataclasses
 import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
     from pygraphd.client.replay.relocation_table import RelocationTable
 
@@ -41,18 +42,29 @@ class Segment:
 
 
 def moving_segments(
-    groups: Sequence[InputGroup], table: RelocationTable, bound: Sequence[int]
+    groups: Sequence[InputGroup], table: RelocationTable, bound: Sequence[int], viewed: Container[int]
 ) -> list[Segment]:
     """Return the segments in which a node holds an address: first those of inputs, then those of allocations.
 
-    Others may lie anywhere, and nothing is written for them. `bound` are the addresses of the allocations when they were recorded.
+    Others may lie anywhere, and nothing is written for them. But inputs that overlap, one of which is among the `viewed` (indices of
+    inputs that outputs are views of), have to overlap alike at each call: nothing tells which of these inputs an output is a view of.
+    `bound` are the addresses of the allocations when they were recorded.
     """
+
+    def moving(number: int, group: InputGroup) -> InputGroup | None:
+        if table.words[number]:
+            return group
+        members = group.members if number < len(groups) else ()
+        is_viewed = len(members) > 1 and any(index in viewed for index, _ in members)
+        # No kernel reads them, so that they fit at any alignment.
+        return dataclasses.replace(group, alignment=1) if is_viewed else None
+
     # Alignment 1: the allocator's blocks are aligned better than any library asks for.
     memories = [InputGroup(((memory, 0),), 1, address) for memory, address in enumerate(bound)]
     return [
-        Segment(group, number < len(groups), table.words[number], table.nodes[number])
+        Segment(found, number < len(groups), table.words[number], table.nodes[number])
         for number, group in enumerate([*groups, *memories])
-        if table.words[number]
+        if (found := moving(number, group)) is not None
     ]
 
 

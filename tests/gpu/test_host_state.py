@@ -93,6 +93,32 @@ def test_gradients_are_those_of_the_same_code_launched(
     assert mixed.report.fallbacks == ({NOT_YET: ahead + behind} if ahead or behind else {})
 
 
+def test_replays_do_not_wait_where_a_wait_is_an_error(mixed: Mixed) -> None:
+    """Each recording reads the state of its first replay back, and from the next one on it is known."""
+
+    def steps(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        found = []
+        for step in range(STEPS):
+            x = torch.randn(2, 4, 64, 32, device="cuda", requires_grad=True)
+            if step == 2:  # both are recorded
+                torch.cuda.set_sync_debug_mode("error")
+            run(x).square().sum().backward()
+            assert x.grad is not None
+            found.append(x.grad)
+        torch.cuda.set_sync_debug_mode("default")
+        return found
+
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        with mixed.launched():
+            launched = steps(torch.compile(attend(0.3), mode="reduce-overhead", dynamic=False))
+        found = steps(torch.compile(attend(0.3), mode="reduce-overhead", dynamic=False))
+
+    for mine, right in zip(found, launched, strict=True):
+        torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
+    mixed.expect_all_captured()
+
+
 def attend_within_lengths(dropout: float, begins: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """As `attend`, but of sequences of several lengths, one after the other, which begin at `begins`."""
     longest = int(begins.diff().max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 from typing import TYPE_CHECKING
@@ -11,11 +12,12 @@ import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE, LayoutMismatch
 from pygraphd.client.recording import device_waits, recordings
+from pygraphd.client.recording.capture import NOT_CACHED, SYNC_DEBUG
 from pygraphd.client.recording.device_waits import GPU_WAITS
 from tests.support.gpu_programs import affine, compiled, losses, network, warm, x
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.relocated import Relocated
 
@@ -33,6 +35,40 @@ def test_two_results_in_a_row_are_both_right(relocated: Relocated) -> None:
     assert torch.equal(y1, affine(a))
     assert y1.data_ptr() != y2.data_ptr()
     relocated.expect_all_captured()
+
+
+@contextlib.contextmanager
+def waits_raise() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@contextlib.contextmanager
+def nothing_is_cached() -> Iterator[None]:
+    torch.cuda.caching_allocator_enable(False)
+    yield
+    torch.cuda.caching_allocator_enable(True)
+
+
+@pytest.mark.parametrize(("within", "reason"), [(waits_raise, SYNC_DEBUG), (nothing_is_cached, NOT_CACHED)])
+def test_a_debugging_aid_puts_off_a_recording_and_forbids_none(
+    relocated: Relocated, within: Callable[[], contextlib.AbstractContextManager[None]], reason: str
+) -> None:
+    run, a = compiled(affine), x()
+    right = affine(a)
+    run(a)
+    with within():
+        results = [run(a) for _ in range(3)]
+    assert relocated.report.counts["captured"] == 0
+    assert relocated.report.fallbacks[reason] == 3
+
+    results += [run(a) for _ in range(20)]
+
+    for each in results:
+        torch.testing.assert_close(each, right)
+    assert relocated.report.counts["captured"] == 1
+    assert relocated.made[0].refusal is None
 
 
 def test_a_result_is_an_input(relocated: Relocated) -> None:

@@ -193,3 +193,23 @@ def test_an_output_that_is_dropped_while_another_stream_reads_it(relocated: Relo
 
     assert [each.item() for each in seen] == [10.0 * i for i in range(30)]
     relocated.expect_all_captured()
+
+
+def test_a_gradient_that_no_kernel_reads_is_the_one_of_its_own_output(relocated: Relocated) -> None:
+    """A loss of `a + b` gives the backward one tensor as two gradients, and the next loss gives it two."""
+
+    def flattened(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x + 1).flatten(), (y + 1).flatten(), w * 2
+
+    def gradients_of(run: Callable[..., Any], *, by_sum: bool) -> list[torch.Tensor | None]:
+        leaves = [torch.ones(8, 8, device="cuda", requires_grad=True) for _ in range(3)]
+        a, b, c = run(*leaves)
+        loss = (a + b).square().sum() if by_sum else a.square().sum() + 3 * b.square().sum()
+        (loss + c.square().sum()).backward()
+        return [each.grad for each in leaves]
+
+    run = compiled(flattened)
+    for step in range(16):
+        by_sum = step < 4 or step > 12
+        torch.testing.assert_close(gradients_of(run, by_sum=by_sum), gradients_of(flattened, by_sum=by_sum))
+    assert relocated.report.counts["captured"] >= 2

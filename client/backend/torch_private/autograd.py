@@ -64,6 +64,16 @@ def keep_saved(graph: torch.fx.Graph) -> None:
         count_in_compilation(_SAVED + json.dumps(saved), 1)
 
 
+def returned_outputs() -> int | None:
+    """Return how many outputs of the forward that AOTAutograd compiles are the program's: those after them are saved for the backward.
+
+    Two programs may have the same forward graph and differ in that, so it has to be part of the keys of Inductor's caches. None before
+    AOTAutograd has traced the graph.
+    """
+    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
+    return getattr(metadata, "num_forward", None)
+
+
 def saved_outputs(compiled: Any) -> frozenset[int]:
     """Return the indices of outputs that are saved for the backward, as `keep_saved` stored them."""
     return _kept(compiled, _SAVED) or frozenset()

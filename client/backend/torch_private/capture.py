@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import ctypes
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +65,15 @@ def history_is_recorded() -> bool:
         return True
     return any(torch._C._cuda_memorySnapshot(None).get("host_traces", ()))
 
+
+def keeps_freed_memory() -> bool:
+    """Return whether PyTorch's allocator keeps memory that tensors free. Else each allocation asks the device, which fails within a capture."""
+    is_enabled: Callable[[], bool] = torch._C._cuda_cudaCachingAllocator_is_enabled
+    return _UNCACHED not in os.environ and is_enabled()
+
+
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""A variable that PyTorch looks for once. Any value counts, also 0."""
 
 Pool = tuple[int, int]
 """The id of a memory pool of the allocator."""

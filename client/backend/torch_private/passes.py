@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pygraphd.client.backend.torch_private.autograd import keep_saved
+from pygraphd.client.backend.torch_private.autograd import keep_saved, returned_outputs
 from pygraphd.client.backend.torch_private.inductor import inductor_config
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def pass_after(before: Any, run: GraphPass, files: Sequence[str]) -> Any:
             uuids = [each.uuid() if isinstance(each, module.CustomGraphPass) else None for each in earlier]
             if not all(uuids):
                 return None  # as with the user's passes alone, nothing is cached
-            return (*uuids, own, is_for_export(), *split_by) if self.active else (*uuids,)
+            return (*uuids, own, is_for_export(), returned_outputs(), *split_by) if self.active else (*uuids,)
 
         def __deepcopy__(self, memo: object) -> Passes:
             return self  # each thread copies the default of an option, and must share this pass

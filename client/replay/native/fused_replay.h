@@ -225,6 +225,15 @@ static int is_captured(const FusedReplay *self, void *stream) {
     return self->is_capturing != NULL && (self->is_capturing(stream, &status) != 0 || status != 0);
 }
 
+/* Marks the exception that is set as one that came after a launch. */
+static void mark_after_launch(void) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (value != NULL && PyObject_SetAttrString(value, "is_after_launch", Py_True) < 0) PyErr_Clear();
+    PyErr_Restore(type, value, trace);
+}
+
 /* fused_replay(inputs) */
 static PyObject *call_replay(PyObject *self, PyObject *args, PyObject *keywords) {
     PyObject *inputs, *launched = NULL;
@@ -232,6 +241,7 @@ static PyObject *call_replay(PyObject *self, PyObject *args, PyObject *keywords)
     if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &inputs)) return NULL;
     PyObject *result = find_stream((FusedReplay *)self, &stream) ? replayed((FusedReplay *)self, inputs, stream, &launched) : NULL;
     PyObject *both = result == NULL ? NULL : PyTuple_Pack(2, result, launched);
+    if (both == NULL && launched != NULL && PyErr_Occurred()) mark_after_launch();
     Py_XDECREF(result);
     Py_XDECREF(launched);
     return both == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : both;

@@ -62,7 +62,7 @@ def test_a_replay_that_was_closed_fits_no_call(recorder: Recorder) -> None:
     replay.close()
 
     inputs = [a]
-    with pytest.raises(FallbackError, match="gone for others"):
+    with pytest.raises(FallbackError, match="was evicted meanwhile"):
         replay(inputs)
     assert inputs == [a]
 

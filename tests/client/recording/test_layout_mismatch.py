@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import LayoutMismatch
 from pygraphd.client.recording import budget, comparison, recordings, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
@@ -94,6 +95,27 @@ def test_inputs_that_overlapped_and_lie_apart_now(case: Case) -> None:
     for shift in (64, 64, 64, 192, 0, 192, 64, 0, 64, 192, 128):
         overlapping(shift)
 
+    case.expect(captured=2)
+    assert case.report.fallbacks == {
+        recordings.NOT_YET: 1,
+        LayoutMismatch.OVERLAP.value: FIRST_MISMATCHES - 1,
+    }
+
+
+def test_outputs_are_views_of_the_right_inputs_if_these_overlapped_when_recorded(case: Case) -> None:
+    """So are gradients of a loss of `a + b`, which autograd gives to a backward as one tensor. No kernel reads them."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        first, second, third = inputs
+        views = [torch_private.reinterpret(each, each.dtype, (2, 2), (2, 1), 0) for each in (first, second)]
+        return (*views, operations.add(third, third))
+
+    run, third = case.make(body), case.floats(5, 6)
+    for i in range(16):
+        one = case.floats(1, 2, 3, 4)
+        other = one.detach() if i < 3 or i > 13 else case.floats(5, 6, 7, 8)
+        views = run([one, other, third])[:2]
+        assert [each.data_ptr() for each in views] == [one.data_ptr(), other.data_ptr()]
     case.expect(captured=2)
     assert case.report.fallbacks == {
         recordings.NOT_YET: 1,

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import IN_A_CAPTURE, FallbackError
+from pygraphd.client.backend.torch_private import tensors
 from pygraphd.client.recording import budget, recordings
+from pygraphd.client.replay.native import ffi
 from pygraphd.client.replay.relocation_table import BLOCK
 from tests.support.recording_case import Case, Operations, add, case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["case"]  # fixtures
 
@@ -38,6 +45,43 @@ def test_an_error_of_the_users_while_it_is_recorded_is_the_users(case: Case) -> 
 
     assert run([case.floats(1)])[0].tolist() == [2]
     case.expect(captured=1)
+
+
+@contextlib.contextmanager
+def no_views() -> Iterator[None]:
+    """Have libtorch refuse each view that the helper makes, as it may where the host has no memory."""
+    functions = [tensors._function(library, name) for library, name in tensors._LIBTORCH]
+    refuse = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 6)(lambda *_: 1)
+    made = ffi.helper.ops(lambda _: None)
+    assert made is not None
+    common = torch._C.TensorBase, tensors._handle_offset(), *tensors.profiler_flags()
+    broken = [
+        ctypes.cast(refuse, ctypes.c_void_p).value if n == 1 else each for n, each in enumerate(functions)
+    ]
+    made._module.configure(*common, *broken)
+    try:
+        yield
+    finally:
+        made._module.configure(*common, *functions)
+
+
+@pytest.mark.parametrize("calls", [2, 5], ids=["first replay", "later replay"])
+def test_an_error_after_a_launch_is_the_programs_and_nothing_is_written_twice(case: Case, calls: int) -> None:
+    """The first replay of a recording, and each that is checked or profiled, is called in another way than later ones."""
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        operations.accumulate(*inputs)
+        return (inputs[0][1:],)
+
+    run, a, b = case.make(body), case.floats(0, 0), case.floats(1, 1)
+    for _ in range(calls):
+        run([a, b])
+
+    with no_views(), pytest.raises(RuntimeError):
+        run([a, b])
+
+    assert a.tolist() == [calls + 1] * 2
+    assert case.report.fallbacks == {recordings.NOT_YET: 1}
 
 
 @pytest.mark.parametrize("value", [1.5, "text"])

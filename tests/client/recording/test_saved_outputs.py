@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,13 +12,15 @@ from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import LayoutMismatch
 from tests.support.recording_case import Case, case
+from tests.support.user_program import Run
+from tests.support.user_program import run as run_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from tests.support.recording_case import Operations
 
-__all__ = ["case"]  # a fixture
+__all__ = ["case", "run_program"]  # fixtures
 pytestmark = pytest.mark.torch
 
 COUNT = 12
@@ -225,3 +228,44 @@ def test_an_inference_saves_nothing(facts: list[torch_private.CompiledFacts]) ->
     with torch.no_grad():
         torch.compile(lambda x: (x.sin() @ x).relu())(torch.randn(4, 4))
     assert [each.saved for each in facts] == [frozenset()]
+
+
+ALIKE = """
+import json
+import torch
+from torch._inductor.output_code import CompiledFxGraph
+from pygraphd.client.backend.torch_private.autograd import saved_outputs
+
+found, post_compile = [], CompiledFxGraph.post_compile
+
+def look(self, *given, **named):
+    found.append(sorted(saved_outputs(self)))
+    return post_compile(self, *given, **named)
+
+CompiledFxGraph.post_compile = look
+
+def saves(x, w, v, z):
+    e = x @ x
+    c = e @ x
+    return e * w, c * v, z + 1
+
+def returns(x, w, v, z):
+    with torch.no_grad():
+        e = x @ x
+        c = e @ x
+        r, q = e * w, c * v
+    return r, q, z + 1, e, c
+
+x, *others = (torch.randn(8, 8, requires_grad=needs) for needs in (False, True, True, True))
+for program in (returns, saves):
+    torch.compile(program)(x, *others)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_two_forwards_alike_of_which_one_saves_what_the_other_returns_are_told_apart(
+    run_program: Run,
+) -> None:
+    """They are one graph. Inductor would give the second one the code of the first, with what was noted of its outputs."""
+    assert [json.loads(run_program(ALIKE).output) for _ in range(2)] == [[[], [3, 4]]] * 2

@@ -197,7 +197,7 @@ def test_what_it_takes_is_given_back(case: Case) -> None:
 def test_a_closed_replay_does_not_fit(case: Case) -> None:
     case.replay.close()
 
-    with pytest.raises(FallbackError, match="gone for others"):
+    with pytest.raises(FallbackError, match="was evicted meanwhile"):
         case.call()
 
 
