@@ -311,7 +311,7 @@ class CudaRecorder:
             return OTHER_ALLOCATOR
         if any(REUSE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
             return f"the allocator is set to {REUSE}"
-        if not torch_private.keeps_freed_memory():
+        if not torch_private.keeps_freed_memory(self.device):
             return NOT_CACHED
         # A recording waits for the GPU, and the program would be told so, or get an exception.
         if torch.cuda.get_sync_debug_mode():
@@ -385,6 +385,13 @@ class CudaRecorder:
     def may_wait(self) -> bool:
         """Return whether this process may wait for all work of the device; see `DeviceWaits`."""
         return self._waits.may_wait()
+
+    def make_ready(self) -> None:
+        """Give workspaces and free memory back before a capture. Raises `TransientError` if nothing can be captured now."""
+        with _one_at_a_time:
+            if reason := self._why_not():
+                raise TransientError(reason)
+        self.empty_cache(with_workspaces=True)
 
     def empty_cache(self, *, with_workspaces: bool = False) -> None:
         """Give free memory back to the device if there is much of it. A capture cannot allocate from it, and would reserve as much beside it."""

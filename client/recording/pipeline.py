@@ -310,9 +310,9 @@ class Pipeline:
     def _capture(self, call: Call) -> tuple[StandIns, Capture]:
         """Capture a call on stand-ins, and again with output reserves until no output overlaps with other memory."""
         self.captures += 1
-        # A workspace keeps its whole segment of PyTorch's allocator from going back to the device.
-        self._recorder.empty_cache(with_workspaces=True)
         try:
+            # A workspace keeps its whole segment of PyTorch's allocator from going back to the device.
+            self._recorder.make_ready()
             call.capture_bytes = self.budget.of_first_capture()
             tensors = call.stand_ins()
             try:

@@ -357,6 +357,9 @@ class HostRecorder:
     def why_not(self) -> str | None:
         return self.refuses
 
+    def make_ready(self) -> None:
+        self.empty_cache(with_workspaces=True)
+
     def empty_cache(self, *, with_workspaces: bool = False) -> None:
         self.emptied_before.append(self.captures)
         if with_workspaces:

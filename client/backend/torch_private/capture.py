@@ -66,10 +66,23 @@ def history_is_recorded() -> bool:
     return any(torch._C._cuda_memorySnapshot(None).get("host_traces", ()))
 
 
-def keeps_freed_memory() -> bool:
+def keeps_freed_memory(device: torch.device) -> bool:
     """Return whether PyTorch's allocator keeps memory that tensors free. Else each allocation asks the device, which fails within a capture."""
-    is_enabled: Callable[[], bool] = torch._C._cuda_cudaCachingAllocator_is_enabled
-    return _UNCACHED not in os.environ and is_enabled()
+    if _UNCACHED in os.environ:
+        return False
+    if (is_enabled := getattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", None)) is not None:
+        return bool(is_enabled())
+    if torch.cuda.is_current_stream_capturing():
+        return True
+    # Torch 2.11 does not tell. Allocations that ask the device are not counted.
+    before = _allocations(device)
+    torch.empty(1, device=device)
+    return _allocations(device) > before
+
+
+def _allocations(device: torch.device) -> int:
+    count: int = torch._C._cuda_memoryStats(device.index)["allocation"]["all"]["allocated"]
+    return count
 
 
 _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"

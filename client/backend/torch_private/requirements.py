@@ -91,6 +91,7 @@ RELOCATION_REQUIRED = (
     ("torch", "_C._len_torch_dispatch_stack"),
     ("torch", "_C._cuda_memorySnapshot"),
     ("torch", "_C._cuda_isHistoryEnabled"),
+    ("torch", "_C._cuda_memoryStats"),
     ("torch", "_C._cuda_clearCublasWorkspaces"),
     ("torch", "_C._cuda_getCurrentRawStream"),
     ("torch", "_C._cuda_getDevice"),
