@@ -34,4 +34,5 @@ def run_command(parser: argparse.ArgumentParser, arguments: list[str] | None) ->
         return 2
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
+        # As shells have it: 128, and the number of SIGINT.
         return 130

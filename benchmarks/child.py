@@ -39,6 +39,8 @@ def perform(task: Task, conditions: Conditions, keep: Callable[[Answer], None]) 
     torch.manual_seed(task.seed)
     with device:  # weights are drawn there at once, which is much quicker than on the CPU
         case = task.workload.build(device)
+    # A generator of its own, so that inputs are alike for all variants, whatever random numbers their modules
+    # draw.
     generator = torch.Generator(device).manual_seed(task.seed)
     wake(device)
     conditions.before_compiling()
@@ -49,8 +51,10 @@ def perform(task: Task, conditions: Conditions, keep: Callable[[Answer], None]) 
     watch = Stopwatch(device, step, lambda: case.draw(generator), conditions)
     first_s = conditions.first_step(watch.first_step_s)
     conditions.before_timing()
+    # The first step was one of them.
     watch.run(task.warm_up - 1)
     step_ms, host_ms = watch.steps_ms(task.steps)
+    # Before the windows, which hold the inputs of all their steps at a time.
     reserved, allocated = reserved_mb(device), allocated_mb(device)
     pipelined_ms = watch.windows_ms(task.windows, task.window_steps)
     answer = Answer(
@@ -139,6 +143,7 @@ def _code_of(act: Callable[[], None]) -> int:
     try:
         act()
     except BenchmarkError as error:
+        # The parent takes the last line for the reason.
         print(error, file=sys.stderr)
         return 1
     return 0

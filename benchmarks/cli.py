@@ -28,10 +28,13 @@ OF_THE_LAB = {
 """Commands of `tools.lab` that are served under this name, too, with their help texts."""
 
 _STANDARD_WORKLOADS = "resnet50-inference,resnet50-training,bert-inference,bert-training,three-ops"
+# Warm variants stand behind those that fill their caches.
 _STANDARD_VARIANTS = (
     "eager,default,reduce-overhead,pygraph-cold,pygraph-warm,pygraph-default,pygraph-default-warm"
 )
 _REGION_WORKLOADS = "three-ops,resnet50-inference,bert-inference,resnet50-training,bert-training"
+# MAX_REQUEST_GRAPHS of pygraphd.schema.messages, which is not imported here: other commands do without the
+# product.
 _MAX_GRAPHS = 1024
 
 
@@ -83,7 +86,9 @@ def add_run_options(command: argparse.ArgumentParser, timeout_s: int = 300) -> N
     add("--out", type=Path, metavar="FILE", help="the result file (JSON), replaced whole")
     add("--repetitions", type=positive, default=3, help="processes for each pair (default 3)")
     add("--steps", type=positive, default=60, help="timed steps in a process (default 60)")
+    # PyGraph decides in these steps; plain variants would need fewer.
     add("--warm-up", type=positive, default=80, help="steps before them (default 80)")
+    # Three would be few for a step of a third of a millisecond: the first may still allocate memory.
     add("--windows", type=positive, default=9, help="windows of back-to-back steps (default 9)")
     add("--window-steps", type=positive, default=20, help="steps in a window (default 20)")
     add(
@@ -168,6 +173,7 @@ def execute(run: Run) -> int:
 
 def plan_of(options: argparse.Namespace, caches: CachePolicy) -> Plan:
     """Return the plan that the options of `run` ask for."""
+    # No required option of the parser, since --list needs none.
     if options.out is None:
         raise BenchmarkError("name the result file with --out FILE")
     return Plan(
@@ -239,12 +245,14 @@ def _table(options: argparse.Namespace) -> int:
 
 
 def _tables_of(file: Path) -> str:
+    # Tried first, since the reader of `run`'s files refuses others with an error.
     if (regions := region_table.read_regions(file)) is not None:
         return region_table.render(regions)
     return table.render(read_records(file))
 
 
 def _regions(options: argparse.Namespace) -> int:
+    # Absolute, since child processes run in the repository's root, wherever this one was started.
     workloads, caches = select_workloads(options.workloads), options.caches and options.caches.absolute()
     out = options.out.absolute()
     return print_regions(measure_regions(workloads, options.ways, options.repetitions, out, caches))

@@ -45,6 +45,7 @@ class Verdict(enum.StrEnum):
     FAILED = "FAILED"
 
 
+# Not `UNKNOWN`: one process of each variant does not show which of them is slower.
 BAD = frozenset({Verdict.SLOWER, Verdict.FAILED})
 
 
@@ -118,6 +119,7 @@ def _times(
     *,
     has_failed: bool,
 ) -> Times:
+    # Process by process: by file, the only process of one would weigh as much as the many of another.
     medians = {name: process_medians_ms(found, kind) for name, found in by_variant.items()}
     ms = {name: statistics.median(each) for name, each in medians.items() if each}
     measured = [name for name in BASELINES if name in ms]
@@ -136,12 +138,14 @@ def spread(*processes: Sequence[float]) -> float | None:
 def _verdict(ratio: float, noise: float | None) -> Verdict:
     if noise is None:
         return Verdict.FASTER_UNKNOWN if ratio <= 1 else Verdict.UNKNOWN
+    # In both directions: a variant that is faster by less than the noise is not called so.
     if abs(ratio - 1) <= noise:
         return Verdict.NOISE
     return Verdict.FASTER if ratio < 1 else Verdict.SLOWER
 
 
 def _reserved_ratio(by_variant: Mapping[str, Sequence[Record]], variant: str) -> float | None:
+    # The plain variant of a mode has the mode's name.
     ours, plain = (
         max((each.reserved_mb or 0.0 for each in by_variant.get(name, ())), default=0.0)
         for name in (variant, str(VARIANTS[variant].compile))
@@ -157,6 +161,7 @@ def render(comparisons: Sequence[Comparison], variant: str) -> str:
     columns = ("over the better", "noise", "", "back to back", "noise", "", "reserved")
     head = ("workload", *BASELINES, variant, *columns)
     rows = [head, *(_row(each, (*BASELINES, variant)) for each in comparisons)]
+    # The workload and the two verdicts, counted from behind as the number of variants differs.
     text_columns = {0, len(head) - 5, len(head) - 2}
     return "\n".join([*aligned(rows, text_columns), *(_summary(comparisons, kind) for kind in Kind)])
 

@@ -59,6 +59,7 @@ class Subject:
     def results(self, inputs: Inputs, seed: int) -> Results:
         """Return copies of everything that one evaluation gives or changes; gradients are dropped afterwards."""
         torch.manual_seed(seed)
+        # Copied at once: with PyTorch's CUDA graphs the next evaluation writes over this output.
         output = self._step.evaluate(inputs).detach().clone()
         module = self.case.module
         gradients = {
@@ -69,6 +70,7 @@ class Subject:
         buffers = {
             name: buffer.clone() for name, buffer in module.named_buffers() if buffer.is_floating_point()
         }
+        # Else the next evaluation would add to these.
         module.zero_grad(set_to_none=True)
         return {"output": {"": output}, "gradient": gradients, "buffer": buffers}
 
@@ -89,6 +91,7 @@ def _check_exact(subject: Subject, device: torch.device, draw: Callable[[], Inpu
     exact = Subject(_in_float64(_copy(subject.case)), device)
     for seed in range(_DRAWS):
         inputs = draw()
+        # Anew for each draw, since an evaluation changes buffers, as those of a batch norm.
         weights = _weights(subject.case.module)
         eager.load(weights)
         exact.load(weights)
@@ -108,6 +111,7 @@ def find_difference(actual: Results, eager: Results, exact: Results, floor: floa
     for kind, tensors in exact.items():
         if tensors.keys() != actual[kind].keys():
             return f"{kind}s of other names than eager's: {sorted(tensors.keys() ^ actual[kind].keys())[:3]}"
+        # Of all tensors of a kind: a share of one that is nearly zero would allow for no rounding.
         scale = _root_mean_square([_norm(tensor) for tensor in tensors.values()])
         for name, tensor in tensors.items():
             error = _norm(actual[kind][name].double() - tensor)
@@ -121,6 +125,7 @@ def _check_stochastic(subject: Subject, device: torch.device, draw: Callable[[],
     eager = Subject(_copy(subject.case), device)
     inputs = draw()  # the same for all: what is left to differ between evaluations is what the seed decides
     actual = _average(subject, inputs, first_seed=0)
+    # No seed is used twice: with masks in common, two averages would lie closer than two random ones do.
     others = [_average(eager, inputs, first_seed=100 * (1 + index)) for index in range(_EAGER_AVERAGES)]
     wrong = _find_loss_difference(actual, others, FLOORS[subject.case.precision])
     if wrong:
@@ -165,6 +170,7 @@ def _find_loss_difference(actual: Average, others: Sequence[Average], floor: flo
 
 def _distance(one: Average, other: Average) -> float:
     if one.gradients.keys() != other.gradients.keys():
+        # Beyond any bound, so that the step counts as wrong.
         return math.inf
     return math.hypot(*(_norm(one.gradients[name] - other.gradients[name]) for name in one.gradients))
 

@@ -44,6 +44,7 @@ def count(events: Sequence[Event]) -> Coverage | None:
         return None
     graphs = _named_graphs(events, kernels) | _inferred_graphs(events, kernels)
     in_graphs = sum(_args(event).get("correlation") in graphs for event in kernels)
+    # Only launches of kernels: a graph of copies alone takes no part in the share.
     return Coverage(in_graphs, len(kernels), len(graphs & _correlations(kernels)))
 
 

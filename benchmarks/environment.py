@@ -62,6 +62,7 @@ def _driver() -> str | None:
 
 
 def _cpu() -> str:
+    # On a shared host a process may be confined to some of the cores.
     usable, there = len(os.sched_getaffinity(0)), os.cpu_count()
     return (
         f"{_cpu_model()}, {usable} cores" if usable == there else f"{_cpu_model()}, {usable} of {there} cores"
@@ -73,6 +74,7 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
+    # On 64-bit ARM, Linux gives no such line.
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.processor() or platform.machine()
 

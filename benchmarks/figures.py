@@ -45,6 +45,7 @@ def summarize(samples: Sequence[float]) -> Figure | None:
     if not samples:
         return None
     median = statistics.median(samples)
+    # No standard deviation, which a few steps that something has disturbed would decide.
     mad = statistics.median(abs(sample - median) for sample in samples)
     return Figure(_rounded(median), _rounded(mad), len(samples))
 
@@ -52,6 +53,7 @@ def summarize(samples: Sequence[float]) -> Figure | None:
 def percentile(samples: Sequence[float], percent: float) -> float:
     """Return the smallest sample that `percent` of all samples do not exceed (nearest rank)."""
     ordered = sorted(samples)
+    # No interpolation: the figure is a time that was seen, also where there are few samples.
     rank = -(-len(ordered) * percent // 100)
     return ordered[max(int(rank), 1) - 1]
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _PORTION = 10_000
+# Else the daemon would delete the old entries before a prune does: their age is that of its default limit.
 _NO_EVICTION = 'max_size = "0"\nmax_unused = "0"\n'
 OLD_SHARE = 5
 """One entry of this many is old, and a prune deletes it."""
@@ -51,6 +52,7 @@ def digest(number: int) -> str:
 def made_home(folder: Path, entries: int, old: int, config: str = _NO_EVICTION) -> Locations:
     """Make the home of a daemon, with a database as `fill` does; say so on standard error. By default it deletes nothing by itself."""
     home = folder / "home"
+    # The daemon refuses a folder that others can write to, as one made with a umask of 002 would be.
     home.mkdir(mode=0o700)
     (home / "config.toml").write_text(config)
     locations = locate({"PYGRAPHD_HOME": str(home)})
@@ -63,7 +65,9 @@ def made_home(folder: Path, entries: int, old: int, config: str = _NO_EVICTION) 
 
 def fill(database: Path, entries: int, old: int) -> None:
     """Make a database with the entries 0 to `entries`, of which the last `old` ones are 90 days old and of environment `OLD`."""
+    # By the daemon's own code, so that the tables are those of its version.
     Store(database).close()
+    # Without this level, Python's sqlite3 begins transactions of its own.
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
         # Rows go to random places of the indices: what does not stay in memory is read and written again and again.
         for pragma in ("journal_mode=OFF", "synchronous=OFF", f"cache_size=-{_CACHE_KIB}"):
@@ -73,6 +77,7 @@ def fill(database: Path, entries: int, old: int) -> None:
             names = ", ".join(row)
             marks = ", ".join("?" * len(row))
             connection.execute(f"INSERT INTO environment ({names}) VALUES ({marks})", tuple(row.values()))
+        # In portions, so that the rows of a million entries are not in memory all at once.
         for start in range(0, entries, _PORTION):
             numbers = range(start, min(start + _PORTION, entries))
             _insert(connection, numbers, entries - old)

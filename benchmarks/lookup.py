@@ -140,6 +140,8 @@ def _alone(plan: Plan, locations: Locations, known: int) -> dict[str, Any]:
 
 def _loaded(plan: Plan, load: Load, locations: Locations, known: int) -> dict[str, Any]:
     daemon = Watched.daemon(locations)
+    # Beside latencies the file has processor time, which holds on a machine that is busy with other work,
+    # too.
     used_s, watch = daemon.main_cpu_s, CoresWatch(daemon)
     with _pruning(locations) if plan.prune else contextlib.nullcontext() as prune:
         outcome = run_load(locations.socket, load, known)
@@ -179,6 +181,7 @@ def _pruning(locations: Locations) -> Iterator[subprocess.Popen[bytes]]:
         "control.prune(Path(sys.argv[1]), PruneRequest(gpu=sys.argv[2]))"
     )
     command = [sys.executable, "-c", code, str(locations.socket), OLD.gpu]
+    # In a process of its own: the call returns when the prune is over.
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
             yield process
@@ -189,9 +192,11 @@ def _pruning(locations: Locations) -> Iterator[subprocess.Popen[bytes]]:
 def _lookup_us(transport: Transport, graphs: int, first: int) -> float:
     digests = tuple(digest(number) for number in range(first, first + graphs))
     started = time.perf_counter()
+    # Encoding and decoding are timed as well, since a program waits for them.
     request = LookupRequest(KNOWN.digest(), digests)
     answer = decode(LookupAnswer, _ask(transport, LOOKUP_PATH, encode(request)))
     elapsed = time.perf_counter() - started
+    # An answer that lacks graphs is quicker, and would make the figures look good.
     if {entry.graph for entry in answer.entries} != set(digests):
         raise BenchmarkError(f"the daemon knew {len(answer.entries)} of {graphs} graphs that were stored")
     return elapsed * 1e6
@@ -210,12 +215,14 @@ def _ask(transport: Transport, target: str, body: bytes) -> bytes:
 def run_load(socket: Path, load: Load, known: int) -> Outcome:
     """Ask for the entries 0 to `known` at random; return what all clients saw."""
     context = multiprocessing.get_context("fork")
+    # CLOCK_MONOTONIC is the same for all processes of a host, so that one beginning holds for all clients.
     begin = time.monotonic() + _BEGIN_S
     ends, processes = [], []
     for client in range(load.clients):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_client, args=(socket, load, known, client, begin, theirs))
         process.start()
+        # Else this process would keep the sending end open, and not see that a client has died.
         theirs.close()
         ends.append(ours)
         processes.append(process)
@@ -235,11 +242,14 @@ def run_load(socket: Path, load: Load, known: int) -> Outcome:
 
 def _client(socket: Path, load: Load, known: int, number: int, begin: float, result: Connection) -> None:
     numbers = random.Random(number)
+    # Encoded beforehand, as the clients share the cores with the daemon.
     bodies = [_body(numbers, load.graphs, known, is_missing=n % _MISSING_EVERY == 0) for n in range(_BODIES)]
     transport, interval = Transport(socket), load.clients / load.rate
     times: list[float] = []
     unanswered: list[str] = []
     for turn in range(int(load.seconds / interval)):
+        # By the clock, and not from the last answer: late answers must not lower the rate. Clients are spread
+        # over the interval.
         due = begin + (turn + number / load.clients) * interval
         time.sleep(max(due - time.monotonic(), 0.0))
         started = time.perf_counter()
@@ -255,5 +265,6 @@ def _client(socket: Path, load: Load, known: int, number: int, begin: float, res
 def _body(numbers: random.Random, graphs: int, known: int, *, is_missing: bool) -> bytes:
     asked = [digest(numbers.randrange(known)) for _ in range(graphs)]
     if is_missing:
+        # Entries count from 0, so that this one is not stored.
         asked[-1] = digest(-1)
     return encode(LookupRequest(KNOWN.digest(), tuple(asked)))

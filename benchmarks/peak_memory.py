@@ -45,6 +45,7 @@ def peak_memory(records: Sequence[Record], variant: str) -> list[PeakMemory]:
     """Return the peak memory of a variant in each mode in which there is something to compare."""
     most: dict[tuple[str, str], float] = {}
     for each in records:
+        # A process that failed has not come to its peak.
         if each.repetition_medians_ms and each.reserved_mb:
             key = each.workload, each.variant
             most[key] = max(most.get(key, 0.0), each.reserved_mb)

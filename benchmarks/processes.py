@@ -47,6 +47,7 @@ def run_fresh(
 
     With `grace_s` it gets a SIGTERM first, and is killed `grace_s` seconds later.
     """
+    # A file and no pipe: a process that prints more than a pipe holds would wait for a reader.
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         code = wait_for(start([sys.executable, *arguments], environ, folder, log), timeout_s, stop, grace_s)
         log.seek(0)
@@ -70,6 +71,7 @@ def start(
         command,
         env=dict(environ),
         cwd=folder,
+        # A program that asks something gets the end of its input, and does not wait for an answer.
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
@@ -88,6 +90,7 @@ def wait_for(
     try:
         while time.monotonic() < end and not (stop is not None and stop.is_set()):
             try:
+                # In short waits, as `stop` is set by another thread, and would not end a long one.
                 return process.wait(_LOOK_S)
             except subprocess.TimeoutExpired:
                 continue
@@ -106,6 +109,7 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(grace_s)
     finally:
+        # Also where it has ended in time: what it has started may still run.
         with contextlib.suppress(ProcessLookupError):  # it has ended, and left nobody behind
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -119,6 +123,7 @@ def _descendants(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it has ended
+            # Behind the name, which stands in brackets, and may hold spaces and brackets.
             parent = int(file.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(file.parent.name))
     found = list(children.get(pid, []))
@@ -130,6 +135,7 @@ def _descendants(pid: int) -> list[int]:
 def last_error(output: str) -> str | None:
     """Return the last line that names an exception, or else the last line; None if there is no line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
+    # The exception first: libraries print more when the interpreter ends.
     return (last_exception(lines) or lines[-1][:_MAX_LINE]) if lines else None
 
 

@@ -38,6 +38,8 @@ class Task:
     def from_json(cls, text: str) -> Task:
         """Return the task that `to_json` wrote."""
         values = json.loads(text)
+        # The whole workload is passed, as models of suites are in no registry in which the child could look
+        # them up.
         workload = Workload(**{**values["workload"], "mode": Mode(values["workload"]["mode"])})
         return cls(**{**values, "compile": Compile(values["compile"]), "workload": workload})
 

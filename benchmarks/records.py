@@ -72,6 +72,7 @@ def record_of(
     """Return the record of one workload and variant; `trials` are in the order in which they ran."""
     answers = [trial.answer for trial in trials if trial.answer]
     summaries = [trial.summary for trial in trials if trial.summary]
+    # One step is profiled in one of the repetitions only.
     coverage = next((answer.coverage for answer in reversed(answers) if answer.coverage), None)
     verdicts = [answer.correct for answer in answers if answer.correct is not None]
     return Record(
@@ -178,6 +179,7 @@ def write_result(
 
 def check_writable(file: Path) -> None:
     """Raise BenchmarkError if `file` could not be written; an existing file is left as it is."""
+    # The folder's rights count, since a file is replaced by a rename.
     if file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
         raise BenchmarkError(f"cannot write {file}; name a file in an existing folder with --out")
 
@@ -185,11 +187,13 @@ def check_writable(file: Path) -> None:
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Write JSON to a file beside `file` and move it there, so that no reader sees half of it."""
     try:
+        # Beside the file: a rename works within one file system only.
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         with os.fdopen(handle, "w") as stream:
             json.dump(content, stream, indent=1)
             stream.write("\n")
         temporary = Path(name)
+        # mkstemp makes files that nobody else can read.
         temporary.chmod(0o644)
         temporary.replace(file)
     except OSError as error:
@@ -213,6 +217,7 @@ def read_result(file: Path) -> dict[str, Any]:
         content: dict[str, Any] = json.loads(file.read_text())
         if content["schema"] != SCHEMA:
             raise BenchmarkError(f"{file}: schema {content['schema']!r}, this program reads {SCHEMA}")
+        # Looked at here, so that JSON of another kind is refused by name, and not by an error further on.
         _ = content["environment"].keys(), [each.keys() for each in content["records"]]
     except OSError as error:
         raise BenchmarkError(f"cannot read {file}: {error.strerror}") from error
@@ -227,5 +232,6 @@ def records_of(content: Mapping[str, Any]) -> list[Record]:
 
 
 def _record(values: Mapping[str, Any]) -> Record:
+    # A file of another version may have fields that this one does not know.
     known = {each.name: values[each.name] for each in dataclasses.fields(Record) if each.name in values}
     return Record(**known | {name: Figure(**known[name]) for name in _FIGURES if known.get(name)})

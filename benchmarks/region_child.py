@@ -78,6 +78,7 @@ class Timed:
 
     def on_host(self, inputs: list[Any]) -> Any:
         """Run a call, and add the host's time to the block."""
+        # The attribute is read before the clock starts.
         run = self.run
         began = time.perf_counter_ns()
         result = run(inputs)
@@ -121,21 +122,27 @@ class Regions:
         if self.way == GRAPH:
             # Facts that the hook has from its graph pass: what is saved for the backward, and what is donated to it.
             undo.append(torch_private.add_pass(_keep_code, ()))
+        # In reverse, as each surrounds what was there before it.
         return lambda: [remove() for remove in reversed(undo)]
 
     def _around_post_compile(
         self, original: Callable[[], None], compiled: Any, graph_kwargs: Mapping[str, Any]
     ) -> None:
         if self.way != REDUCE_OVERHEAD:
+            # For a backward that Inductor does not capture, it asserts that PyTorch's CUDA graph trees know
+            # the forward. Here they do not.
             torch_private.note_ours(graph_kwargs.get("boxed_forward_device_index"))
         if self.way == GRAPH:  # as the hook does
             facts = torch_private.facts(compiled, graph_kwargs)
             told = facts_of(facts) or GraphFacts(
                 is_repeatable=facts.is_repeatable, is_vouched=facts.is_vouched
             )
+            # Taken one by one: Inductor has partitions captured in their order.
             self.outputs = (told.of_partition(facts.maps, part) for part in range(facts.partitions))
         original()
         if self.way != REDUCE_OVERHEAD:
+            # In this mode Inductor leaves misaligned inputs to the trees, which are not there in the other
+            # ways.
             torch_private.align_inputs(compiled)
 
     def _around_cudagraphify(self, original: Any, runnable: Runnable, kwargs: Mapping[str, Any]) -> Any:
@@ -162,6 +169,7 @@ def measure(workload_name: str, way: str, conditions: Conditions) -> dict[str, A
     program = prepare(workload_name, way, conditions)
     regions, device = program.regions, program.device
     reserved_first = reserved_mb(device)
+    # Recording and verification have a peak of their own, which is the other figure.
     torch.cuda.reset_peak_memory_stats(device)
     regions.time_calls(lambda region: region.on_host)
     for _ in range(STEPS // BLOCK):
@@ -222,6 +230,7 @@ def prepare(workload_name: str, way: str, conditions: Conditions) -> Program:
     wake(device)
     conditions.before_compiling()
     regions = Regions(way)
+    # Without the helper nothing is recorded, so that it is waited for before the first call.
     have_helper()
     regions.install()
     step = Step(case, device, Compile.REDUCE_OVERHEAD)
@@ -245,6 +254,7 @@ def _keep_busy() -> tuple[torch.cuda.Event, torch.cuda.Event]:
     """Have the GPU count cycles for about 30 ms; return events whose distance tells its clock."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
+    # Nothing public in torch has the GPU wait. It counts cycles, whose time shows the clock's rate.
     torch.cuda._sleep(_BUSY_CYCLES)
     end.record()
     return begin, end

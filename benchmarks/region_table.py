@@ -46,6 +46,7 @@ Ways = dict[str, dict[str, Way]]
 
 def read_regions(file: Path) -> list[dict[str, Any]] | None:
     """Return the records of a result of `regions`; None if the file is none."""
+    # Whatever is wrong with the file, the reader of `run`'s files is asked next, and says it.
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         records: list[dict[str, Any]] = json.loads(file.read_text())["records"]
         if records and all("way" in each for each in records):
@@ -102,6 +103,7 @@ def _recording_ms(region: Mapping[str, Any]) -> float | None:
 
 def _gpu_us(record: Mapping[str, Any]) -> float | None:
     figures = [region["gpu_us"] for region in record["regions"]]
+    # A sum that lacks a region would look smaller than it is.
     return sum(each["median"] for each in figures) if figures and all(figures) else None
 
 

@@ -65,6 +65,7 @@ def run_job(
     took_s = time.monotonic() - began
     print(f"{job.name}: {outcome.error or 'done'} ({took_s:.0f} s)", file=sys.stderr, flush=True)
     if outcome.error is not None:
+        # The end, where a traceback stands.
         print(outcome.output[-_SHOWN_CHARACTERS:], file=sys.stderr, flush=True)
     return {"workload": job.workload.name, "way": job.way, "repetition": job.repetition + 1, **answer}
 
@@ -93,6 +94,7 @@ def measure_regions(
     environment = {**dict.fromkeys(TORCH_FIELDS), **describe_host()}
     with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
         for repetition in range(repetitions):
+            # A drift of the machine must not fall on one way alone.
             ordered = ways[::-1] if repetition % 2 else ways
             jobs = [
                 Job(each, way, repetition, caches or Path(folder)) for each in workloads for way in ordered
@@ -108,6 +110,7 @@ def region_environ(caches: Path) -> dict[str, str]:
     """Return the variables of a process: all share compiled kernels, so that they run the same ones."""
     return {
         **os.environ,
+        # The child installs hooks of its own in Inductor, where PyGraph's must not be as well.
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),

@@ -38,6 +38,7 @@ class Run:
 
     plan: Plan
     results: dict[tuple[str, str], list[TrialResult]] = field(default_factory=dict)
+    # Read once and at the beginning: a commit that is made during the run is not what was measured.
     host: Mapping[str, str | None] = field(default_factory=describe_host)
 
     together = False
@@ -46,14 +47,18 @@ class Run:
     def execute(self) -> list[Record]:
         """Run all trials; return the records, which are in the file too."""
         check_writable(self.plan.out)  # now rather than after an hour
+        # Compiler processes that were killed a moment ago may still write there, which is no reason to fail.
         with tempfile.TemporaryDirectory(prefix="pygraph-bench-", ignore_cleanup_errors=True) as folder:
             self.take_all(Path(folder))
+        # Also where no trial was run: the settings say why.
         self.save()
         return self.records()
 
     def take_all(self, folder: Path) -> None:
         """Run all trials, whose files lie in `folder`."""
         runner = TrialRunner(folder, self.plan.settings)
+        # Repetition by repetition: a run that is ended early has something of each pair, and a drift of the
+        # machine falls on all of them.
         for repetition in range(self.plan.repetitions):
             for trial in trials_of(repetition, self.plan.workloads, self.plan.variants):
                 if not self.has_failed(trial):

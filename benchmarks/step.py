@@ -46,6 +46,7 @@ class Step:
 
     def forward(self, inputs: Inputs) -> Any:
         """Run the model: its output, or the loss to call `backward` of."""
+        # Around the forward alone, as PyTorch advises: a backward runs in the types that its forward had.
         with self._autocast():
             return self._case.call(self._model, inputs)
 
@@ -58,6 +59,8 @@ class Step:
         return context
 
 
+# PyTorch asks for some calls on a side stream before a capture. Libraries initialise themselves in them,
+# which may allocate memory, and would fail in the capture.
 _WARM_UP = 3
 
 
@@ -76,15 +79,18 @@ class RecordedStep(Step):
     def evaluate(self, inputs: Inputs) -> Any:
         """Run all of a step; the output is overwritten by the next one."""
         if self._recorded is None:
+            # The graph needs inputs of its own, as the caller's may go.
             self._recorded = self._record({name: tensor.clone() for name, tensor in inputs.items()})
         graph, recorded, output = self._recorded
         for name, tensor in inputs.items():
+            # A graph reads the addresses that it was recorded with.
             recorded[name].copy_(tensor)
         graph.replay()
         return output
 
     def _record(self, inputs: Inputs) -> tuple[torch.cuda.CUDAGraph, Inputs, Any]:
         side = torch.cuda.Stream()
+        # The inputs are still being written on the current stream.
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(_WARM_UP):

@@ -39,6 +39,7 @@ class Stopwatch:
 
     def steps_ms(self, count: int) -> tuple[list[float], list[float]]:
         """Return for each of `count` steps its whole time and the host's share, until all of it was issued."""
+        # In blocks, so that a disturbed moment has a few steps taken again, and not all of them.
         sizes = [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
         blocks = [self.conditions.timed(functools.partial(self._steps, size)) for size in sizes]
         times = [each for block in blocks for each in block]
@@ -48,6 +49,7 @@ class Stopwatch:
         return [self._timed_step() for _ in range(count)]
 
     def _timed_step(self) -> tuple[float, float]:
+        # Drawn, and waited for, before the clock starts: the GPU would begin the step with the drawing.
         inputs = self.draw()
         self.synchronize()
         start = time.perf_counter()
@@ -63,6 +65,7 @@ class Stopwatch:
         return [self.conditions.timed(lambda: self._window_ms(steps)) for _ in range(windows)]
 
     def _window_ms(self, steps: int) -> float:
+        # All before the clock starts: drawing between steps would be timed with them.
         batches = [self.draw() for _ in range(steps)]
         self.synchronize()
         start = time.perf_counter()

@@ -27,6 +27,7 @@ FILLED = "filled"
 """Marks the folder of a daemon with which a process has run to its end."""
 NO_SUMMARY = "PyGraph wrote no summary: is it installed where this Python finds its entry points?"
 NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
+# The discard port of this host, at which nobody listens.
 _NOWHERE = "http://127.0.0.1:9"
 OFFLINE: Mapping[str, str] = MappingProxyType(
     {
@@ -119,6 +120,7 @@ class TrialRunner:
     def run(self, trial: Trial, environ: Mapping[str, str] = NOTHING_MORE) -> TrialResult:
         """Run a trial, with these variables too; whatever goes wrong is in the result's `error`."""
         started = time.monotonic()
+        # Asked before it runs, since the process makes the folder.
         cold = self.is_cold(trial)
         answer, summary, error = None, None, None
         try:
@@ -147,6 +149,7 @@ class TrialRunner:
         product = product_environment(os.environ, caches, home, summary)
         with Daemon(home):
             answer = self._run_child(trial, {**product, **more})
+            # Not reached if the process fails: a cache that it has half filled is not warm.
             (home / FILLED).touch()
         if answer.cut_short and not summary.exists():  # the process was ended before it wrote one
             return answer, None
@@ -223,7 +226,9 @@ def product_environment(
         "PYGRAPH": "1",
         "PYGRAPH_SUMMARY": str(summary_file),
         "PYGRAPHD_HOME": str(home),
+        # A daemon that the program starts would outlive the benchmark.
         "PYGRAPHD_AUTOSTART": "0",
+        # Decisions that the package ships would fill an empty cache.
         "PYGRAPHD_SHIPPED": "0",
     }
 

@@ -78,6 +78,7 @@ _VARIANTS = (
         "torch.compile(module) under PYGRAPH=1, filled cache",
         filled_by="pygraph-default",
     ),
+    # With one process for each variant, as in a suite, nothing else shows the noise.
     Variant("default-again", Compile.DEFAULT, Cache.NONE, "default a second time, which shows the noise"),
     Variant("cuda-graph", Compile.CUDA_GRAPH, Cache.NONE, "default, recorded by hand in one CUDA graph"),
 )

@@ -71,6 +71,7 @@ class Watched:
 
 
 def _cpu_s(stat: str) -> float:
+    # Behind the name of the program, which may hold spaces.
     fields = stat.rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -101,11 +102,15 @@ class CoresWatch:
         daemon, clients, machine, awaited = (
             (now - before) / seconds for now, before in zip(self._now(), self._times, strict=True)
         )
+        # The kernel counts in hundredths of a second, so that the difference of small figures may be
+        # negative.
         others = max(machine - daemon - clients, 0.0)
         return Cores(*(round(each, 2) for each in (daemon, clients, others, awaited)))
 
     def _now(self) -> tuple[float, float, float, float]:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        # The first line sums up all cores. Behind its seventh number are stolen time, in which nothing of
+        # this machine ran, and guests' time, which is in `user`, too.
         user, nice, system, _idle, _waiting, *interrupts = map(
             int, _MACHINE.read_text().split("\n", 1)[0].split()[1:8]
         )

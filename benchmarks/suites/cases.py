@@ -42,6 +42,7 @@ def suite_case(
 ) -> Case:
     """Return the case of a built module; `accuracy` is its name and tolerance. With `autocast`, inference runs under it, too."""
     training = mode is Mode.TRAINING
+    # Not 0, at which the compiler would leave dropout out.
     for each in module.modules():
         if isinstance(each, _DROPOUT) and each.p > 0:
             each.p = ALMOST_NONE
@@ -62,4 +63,5 @@ def _optimizer_for(
 ) -> Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]:
     # A low rate, unlike the dashboard's: random weights and labels must not diverge before results are compared.
     on_gpu = device.type == "cuda"
+    # As in the dashboard. `capturable` keeps Adam's counters on the GPU.
     return lambda parameters: torch.optim.Adam(parameters, lr=_LEARNING_RATE, capturable=on_gpu, foreach=True)

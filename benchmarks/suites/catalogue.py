@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE = "BENCHMARK_TORCHBENCH"
 """The variable that names a checkout of TorchBench."""
 TORCHBENCH = "torchbench"
+# Names of functions, since their modules import torch.
 _SOURCES = {
     "huggingface": "benchmarks.suites.huggingface:build",
     "timm": "benchmarks.suites.timm_models:build",
@@ -152,6 +153,7 @@ def _torchbench(folder: Path | None, mode: Mode) -> tuple[dict[str, int], dict[s
 
 def _default_batch(file: Path, mode: Mode) -> int:
     """Return the batch that a model's file names; 0 if its base class does, or nobody."""
+    # Read and not imported: a model imports torch, and libraries that may be missing here.
     for node in ast.walk(ast.parse(file.read_text(errors="replace"))):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(batch))):

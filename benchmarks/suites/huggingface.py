@@ -55,6 +55,7 @@ def build(device: torch.device, batch: int, model: str, mode: Mode) -> Case:
 
     def call(compiled: Model, inputs: Inputs) -> Any:
         output = compiled(**inputs)
+        # Given labels, these models return the loss first.
         return output[0] if mode is Mode.TRAINING else output
 
     default = 1e-3 if mode is Mode.INFERENCE else 1e-2
@@ -73,7 +74,9 @@ def _module(model: str) -> tuple[torch.nn.Module, Any]:
             # A dropped layer is a decision of the host, which would be another graph in each step.
             setattr(config, field, 0.0 if "layerdrop" in field else ALMOST_NONE)
     if model.startswith(_PADDED):
+        # GPT-2's classifier refuses batches without a token for padding.
         config.pad_token_id = 0
+    # As in the dashboard: no keys and values are kept for further tokens.
     config.use_cache = False
     return made(config), config
 

@@ -24,6 +24,7 @@ def tensors_of(value: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]
 def _items(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
+    # The items of a string are strings again, without end.
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -43,6 +44,7 @@ def with_tensors(value: Any, made: Callable[[str, torch.Tensor], Any], name: str
         replaced = {key: inner(key, item) for key, item in value.items()}
         kind: Any = type(value)
         return kind(replaced)
+    # A named tuple takes its items as arguments, and not as one list.
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(inner(index, item) for index, item in enumerate(value)))
     if isinstance(value, tuple | list):
@@ -55,6 +57,7 @@ def redrawn(example: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
     Indices and lengths stay, as only their author knows which others are possible.
     """
+    # A generator of torch's draws on its own device only.
     if not example.is_floating_point() or example.device != generator.device:
         return example.detach().clone()
     noise = torch.randn(example.shape, device=example.device, generator=generator).clamp_(-4, 4)
@@ -65,6 +68,7 @@ def redrawn(example: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 def scalar_loss(output: Any) -> torch.Tensor:
     """Return the mean over all numbers of each tensor, and over the tensors of each level of a structure."""
     if isinstance(output, torch.Tensor):
+        # Not by `mean`, which torch refuses for whole numbers.
         return output.sum() / output.numel()
     logits = getattr(output, "logits", None)
     if isinstance(logits, torch.Tensor):

@@ -55,6 +55,7 @@ HUGGINGFACE = {
     "BlenderbotForCausalLM": 4,
 }
 """Those that compile quickly first, and each family early: a run that is cut off has measured some of most."""
+# FNet mixes tokens by a Fourier transform, which PyTorch does not have for bfloat16.
 HUGGINGFACE_FP32 = frozenset({"GoogleFnet"})
 HUGGINGFACE_ONLY_INFERENCE = frozenset({"M2M100ForConditionalGeneration"})
 
@@ -80,6 +81,8 @@ TIMM = {
 }
 """In the same order."""
 
+# In the dashboard most of these were lowered to fit the memory. yolov3's was halved since CUDA graphs needed
+# more than there was.
 TORCHBENCH_BATCHES = {
     Mode.TRAINING: {"demucs": 4, "dlrm": 1024, "densenet121": 4, "timm_efficientdet": 1, "llama_v2_7b_16h": 1, "yolov3": 8},
     Mode.INFERENCE: {"timm_efficientdet": 32},
@@ -104,6 +107,7 @@ TORCHBENCH_LEFT_OUT = {
     "tacotron2": "takes too long",
 }
 """Models that the dashboard leaves out, and why. `hf_*` and `timm_*` are left out too: the other suites have their like."""
+# In the dashboard they are not made to be trained, name no batch for it, or need too much memory.
 TORCHBENCH_ONLY_INFERENCE = frozenset(
     {
         *("cm3leon_generate", "detectron2_fcos_r_50_fpn", "doctr_det_predictor", "doctr_reco_predictor"),

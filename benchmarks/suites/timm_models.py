@@ -21,6 +21,7 @@ def build(device: torch.device, batch: int, model: str, mode: Mode) -> Case:
     timm = require("timm")
     module = timm.create_model(model, pretrained=False, in_chans=3, drop_rate=0.0)
     training = mode is Mode.TRAINING
+    # Some models are tested on larger images than they are trained on.
     size = require("timm.data").resolve_data_config({}, model=module, use_test_size=not training)[
         "input_size"
     ]

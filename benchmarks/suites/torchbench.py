@@ -68,6 +68,7 @@ def _load(device: torch.device, batch: int | None, model: str, mode: Mode) -> tu
         vars(scriptable)["to_jittable"] = lambda module: module
         sys.modules.setdefault(scriptable.__name__, scriptable)
     made = importlib.import_module(f"torchbenchmark.models.{model}").Model
+    # TorchBench's own loader, which is not used here, sets the name.
     if not hasattr(made, "name"):
         made.name = model
     # Models place what they make themselves, and make some of it on the CPU.

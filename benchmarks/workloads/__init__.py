@@ -41,6 +41,7 @@ class Workload:
 
     def build(self, device: torch.device) -> Case:
         """Return the module and its inputs on `device`; imports torch and raises BenchmarkError if a library is missing."""
+        # Imported only now, as the modules of workloads import torch.
         builder = cast("Callable[..., Case]", pkgutil.resolve_name(self.source))
         chosen = (self.model, self.mode) if self.model else ()
         return builder(device, self.batch, *chosen)
@@ -50,6 +51,7 @@ STANDARD = (
     Workload("resnet50-inference", Mode.INFERENCE, 1, "benchmarks.workloads.vision:resnet50_inference"),
     Workload("resnet50-training", Mode.TRAINING, 8, "benchmarks.workloads.vision:resnet50_training"),
     Workload(
+        # Not in `all`, as its steps take long.
         "resnet50-training-large",
         Mode.TRAINING,
         64,
@@ -60,6 +62,8 @@ STANDARD = (
     Workload("bert-training", Mode.TRAINING, 1, "benchmarks.workloads.language:bert_training"),
     Workload("bert-training-fp32", Mode.TRAINING, 1, "benchmarks.workloads.language:bert_training_fp32"),
     Workload("three-ops", Mode.INFERENCE, 1024, "benchmarks.workloads.synthetic:three_ops"),
+    # Those up to detection-inference keep something on the CPU, as models of users do. They are in plain
+    # PyTorch, since libraries drop such habits from one version to the next.
     Workload("dlrm-inference", Mode.INFERENCE, 256, "benchmarks.workloads.recommendation:dlrm_inference"),
     Workload("xlnet-inference", Mode.INFERENCE, 1, "benchmarks.workloads.xlnet:xlnet_inference"),
     Workload("xlnet-training", Mode.TRAINING, 4, "benchmarks.workloads.xlnet:xlnet_training"),

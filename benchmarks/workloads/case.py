@@ -50,6 +50,7 @@ def require(library: str) -> Any:
     try:
         return importlib.import_module(library)
     except ModuleNotFoundError as error:
+        # What is missing may be a module that the library needs itself, so that the message has both.
         raise BenchmarkError(
             f"this workload needs {library}, which is not installed here ({error})"
         ) from error

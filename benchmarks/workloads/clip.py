@@ -50,6 +50,7 @@ class TextEncoder(torch.nn.Module):
         self.layers = torch.nn.ModuleList(Layer(_TEXT_WIDTH, 8) for _ in range(_LAYERS))
         self.norm = torch.nn.LayerNorm(_TEXT_WIDTH)
         self.output = torch.nn.Linear(_TEXT_WIDTH, _SHARED, bias=False)
+        # As in CLIP; PyTorch draws embeddings with a standard deviation of 1.
         torch.nn.init.normal_(self.tokens.weight, std=0.02)
 
     def forward(self, texts: torch.Tensor) -> torch.Tensor:
@@ -70,6 +71,7 @@ class ImagesAndTexts(torch.nn.Module):
         super().__init__()
         self.images = ImageEncoder()
         self.texts = TextEncoder()
+        # As CLIP begins: the logarithm of 1 / 0.07.
         self.scale = torch.nn.Parameter(torch.tensor(2.66))
 
     def forward(self, images: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _DTYPE = torch.bfloat16
 _NUMBER_BYTES = 2
+# With so much of it taken, a run shows whether recording and verification find room.
 _FILLED = 0.8
 """Share of the GPU's memory that weights and cache take."""
 _MOST_OFF = 0.05
@@ -49,6 +50,7 @@ class Sizes:
         return _NUMBER_BYTES * (weights + 2 * batch * self.kv_heads * self.length * self.head)
 
 
+# No layers yet: `sizes_for` says how many fit the GPU.
 _LARGE = Sizes(layers=0, width=8192, heads=64, kv_heads=8, hidden=28_672, vocabulary=32_000, length=4096)
 _SMALL = Sizes(layers=2, width=64, heads=8, kv_heads=2, hidden=128, vocabulary=100, length=16)
 
@@ -63,6 +65,7 @@ class CachedAttention(torch.nn.Module):
         self.qkv = _linear(sizes.width, sum(self.parts))
         self.output = _linear(sizes.width, sizes.width)
         shape = (batch, sizes.kv_heads, sizes.length, sizes.head)
+        # Random numbers and no zeros, so that reading at a wrong place shows in the logits.
         self.register_buffer("keys", torch.randn(shape, dtype=_DTYPE))
         self.register_buffer("values", torch.randn(shape, dtype=_DTYPE))
 
@@ -121,6 +124,7 @@ def _linear(inputs: int, outputs: int) -> torch.nn.Linear:
 
 def sizes_for(total_bytes: int, batch: int) -> Sizes:
     """Return the sizes that fill four fifths of a GPU with so many bytes: 24 layers on 80 GB, 42 on 141 GB."""
+    # The embedding and the output have a matrix each.
     ends = 2 * _NUMBER_BYTES * _LARGE.vocabulary * _LARGE.width
     layers = int((_FILLED * total_bytes - ends) / _LARGE.layer_bytes(batch))
     return replace(_LARGE, layers=layers)

@@ -100,6 +100,7 @@ class Detector(torch.nn.Module):
         self.moves = torch.nn.Conv2d(_CHANNELS, 4 * len(_SIZES), 3, padding=1)
         self.head = RegionHead()
         sizes = torch.tensor(_SIZES, device="cpu")[:, None]
+        # No buffer, which `Module.to` would move to the GPU.
         self.shapes = sizes * torch.tensor([[-0.5, -0.5, 0.5, 0.5]], device="cpu")
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
@@ -111,6 +112,8 @@ class Detector(torch.nn.Module):
         """Return the same at one scale; how many regions there are, the host has to read."""
         scores = self.scores(features).permute(0, 2, 3, 1).flatten()
         moves = self.moves(features).permute(0, 2, 3, 1).reshape(-1, 4)
+        # With random weights the scores may lie anywhere. Of standardised ones, some and not all are above
+        # the threshold.
         scores = (scores - scores.mean()) / scores.std()
         boxes = self.anchors(stride).to(moves) + moves * stride
         kept = (scores > _LEAST_SCORE).nonzero()[:, 0]

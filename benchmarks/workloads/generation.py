@@ -16,6 +16,7 @@ _VOCABULARY = 32_128
 _SOURCE = 64
 _CACHE = 64
 _GENERATED = 16
+# As many as T5 has, and as far as they reach there.
 _BUCKETS = 32
 _FARTHEST = 128
 
@@ -103,6 +104,7 @@ class Generator(torch.nn.Module):
         self.encoder = Encoder()
         self.decoder = DecoderStep(batch)
 
+    # Dynamo would unroll the loop. Not recursive: the encoder and the decoder are compiled all the same.
     @torch.compiler.disable(recursive=False)
     def forward(self, source: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
         """Return the logits of each token. Sampled by Gumbel's noise from outside: it decides as in any other precision."""
@@ -112,6 +114,7 @@ class Generator(torch.nn.Module):
         scores = torch.empty_like(noise)
         for kept, each in zip(scores, noise, strict=True):
             logits = self.decoder(tokens, step, memory)
+            # Copied, since PyTorch's CUDA graphs write the logits of the next token over these.
             kept.copy_(logits)
             tokens = (logits + each).argmax(dim=-1)
             step += 1
@@ -125,6 +128,7 @@ def t5_generation(device: torch.device, batch: int) -> Case:
         uniform = torch.rand(_GENERATED, batch, _VOCABULARY, device=device, generator=generator)
         return {
             "source": torch.randint(_VOCABULARY, (batch, _SOURCE), device=device, generator=generator),
+            # Neither 0 nor 1, for which a logarithm is infinite or the next one is.
             "noise": -torch.log(-torch.log(uniform.clamp(1e-6, 1 - 1e-6))),
         }
 

@@ -51,6 +51,7 @@ def _training(device: torch.device, batch: int, autocast: torch.dtype | None) ->
 
 def _bert() -> torch.nn.Module:
     transformers = require("transformers")
+    # The configuration's defaults are the sizes of BERT-base.
     return transformers.BertForMaskedLM(transformers.BertConfig())
 
 

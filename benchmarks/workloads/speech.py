@@ -55,6 +55,7 @@ def _padding_mask(counts: torch.Tensor, length: int) -> torch.Tensor:
 
 
 def _positioned(values: torch.Tensor) -> torch.Tensor:
+    # In float32, and rounded at the end: above 256, bfloat16 has only some of the whole numbers.
     positions = torch.arange(values.shape[1], dtype=torch.float32)
     return values + sinusoids(positions, _WIDTH).to(values.device, values.dtype)
 

@@ -22,6 +22,7 @@ class Attention(torch.nn.Module):
         query, key, value = self.query(values), self.key(context), self.value(context)
         return self.attend(self.split(query), self.split(key), self.split(value), mask)
 
+    # Apart from `forward`, as is `attend`, for layers that keep keys and values from call to call.
     def split(self, values: torch.Tensor) -> torch.Tensor:
         """Return (batch, head, position, number) for (batch, position, all numbers)."""
         return values.unflatten(-1, (self.heads, -1)).transpose(1, 2)

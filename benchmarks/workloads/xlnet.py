@@ -75,6 +75,7 @@ class RelativeLanguageModel(torch.nn.Module):
         super().__init__()
         self.embedding = torch.nn.Embedding(_VOCABULARY, _WIDTH)
         self.layers = torch.nn.ModuleList(RelativeLayer() for _ in range(_LAYERS))
+        # As in XLNet. PyTorch's standard deviation would be 1, and these weights make the logits as well.
         torch.nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

@@ -19,4 +19,6 @@ OURS = (
     Workload("diffusion-inference", Mode.INFERENCE, 64, f"{_SOURCE}.diffusion:diffusion_inference"),
     Workload("adam-step", Mode.INFERENCE, 1, f"{_SOURCE}.optimization:adam_step"),
 )
+# At import: each command and child process of the lab imports this package first, and so knows these
+# workloads by name.
 WORKLOADS.update({each.name: each for each in OURS})

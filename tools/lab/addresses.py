@@ -30,6 +30,8 @@ SKIPPED = 2
 WINDOW_STEPS = 10
 UNTIMED = 3
 """Windows after a change of addresses, before the one that is timed: executables that are not used go to others after a while."""
+# Micro-batches update the weights half as often as other steps, and so have a way with fixed addresses of
+# their own.
 HELD_AGAINST = {
     "fixed_again": "fixed",
     "keeping_two_outputs": "fixed",
@@ -111,6 +113,7 @@ class Addresses:
         """Return those that a workload can be run in; `may_overlap`: a forward's outputs outlast the next forward."""
         ways = [self.fixed, self.fixed_again, self.keeping_two_outputs, self.four_batches_in_rotation]
         if training:
+            # Inference has no gradients to add up.
             ways += [self.micro_batches_of_one_place, self.micro_batches_one_after_the_other]
         if training and may_overlap:
             ways.append(self.micro_batches_in_flight)
@@ -162,6 +165,7 @@ def figures(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def _regions_beyond(window: Window, fixed: Window) -> float:
+    # As a share of the whole step, like the figure of whole steps beside it.
     return (window.regions_us - fixed.regions_us) / (fixed.step_ms * 1e3)
 
 

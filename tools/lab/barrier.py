@@ -58,12 +58,16 @@ class Barrier:
         held: bool = False,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        # The first name stands for a process that is never started: all wait for its marks until `admit`
+        # makes them.
         names = [*([_HELD] if held else []), *(name for name, _ in expected)]
         (folder / _EXPECTED).write_text("\n".join(names))
         self._folder = folder
         self._environ = environ
         self._after: dict[str, Path] = {}
         first: dict[Hashable, str] = {}
+        # Of processes that share what they compile, only the first starts a pool to compile in. So cores are
+        # shared out among groups, not among processes.
         side_by_side = max(1, len({shared for _, shared in expected} - {None}))
         self._threads = max(1, (cores or len(os.sched_getaffinity(0))) // side_by_side)
         for name, shared in expected:
@@ -84,6 +88,7 @@ class Barrier:
         Those that come later find most of it compiled, and need no pool of processes for the rest.
         """
         after = self._after.get(name)
+        # Both change how long compiling takes. Beside other processes that time says nothing in any case.
         told = {THREADS_VARIABLE: str(1 if after else self._threads), VECTORS_VARIABLE: "1"}
         environ = {name: os.environ.get(name) or value for name, value in told.items()}
         return Place(self._file(name), after, {**environ, **self._environ})
@@ -119,6 +124,7 @@ def wait_to_compile() -> None:
     while (name := os.environ.get(AFTER_VARIABLE)) and not Path(name).exists():
         _end_with(parent)
         time.sleep(_POLL_S)
+    # Asked after the wait: a process that gives up says so before the mark is made that ends the wait.
     if name and _gave_up(Path(name)).exists():
         raise TimeoutError("the process that was to compile the same before it has given up")
 
@@ -137,6 +143,8 @@ class Turn:
         self._file, self._parent = file, os.getppid()
         file.touch()
         names = _expected(file.parent)
+        # All have to have compiled before the first is timed: the compiler uses the cores, and first steps
+        # use the GPU.
         self._wait_for(names, _READY)
         self._wait_for(names[: names.index(file.name.removesuffix(_READY))], _TIMED)
 
@@ -145,6 +153,7 @@ class Turn:
         _timed(self._file).touch()
         self._wait_for(_expected(self._file.parent), _TIMED)
         most = int(os.environ.get(AFTERWARDS_VARIABLE, _AFTERWARDS))
+        # Locks, and no counter in a file: the kernel gives up the lock of a process that is killed, too.
         locks = [_open(self._file.parent / f"{_LOCK}.{number}") for number in range(most)]
         while not any(map(_locked, locks)):  # held until the process ends
             self._wait()
@@ -168,6 +177,8 @@ def wait_for_turn() -> Turn | None:
 def _pass(ready: Path) -> None:
     """Have nobody wait for the process of this file any more."""
     ready.parent.mkdir(parents=True, exist_ok=True)
+    # Both marks, however far the process came: the others wait for the first of all processes, and for the
+    # second of those before them.
     ready.touch()
     _timed(ready).touch()
 
@@ -201,5 +212,7 @@ def _locked(lock: int) -> bool:
 
 
 def _end_with(parent: int) -> None:
+    # A process whose parent has died is given another one. It would wait for ever for marks that nobody
+    # makes.
     if os.getppid() != parent:
         raise SystemExit("whoever started this benchmark process has gone")

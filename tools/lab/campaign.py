@@ -61,6 +61,7 @@ def run_campaign(
         try:
             campaign.execute()
         finally:
+            # Of an interrupted campaign, too: what some of its steps have measured is in their files.
             if campaign.done:
                 print(summary(campaign), flush=True)
     return not campaign.failed
@@ -95,7 +96,9 @@ class Campaign:
         for number, step in enumerate(self.steps, start=1):
             began = time.monotonic()
             try:
+                # The kind of the step alone: with all workloads, its name may be longer than a file's may be.
                 error, lines = self._take(step, f"{number}-{step.name.partition(':')[0]}")
+            # Noted before the interrupt goes on, so that the summary has a line for this step as well.
             except KeyboardInterrupt:
                 self._note(Done(step, INTERRUPTED, time.monotonic() - began))
                 raise
@@ -109,6 +112,7 @@ class Campaign:
     def _prepare(self) -> None:
         results = [step.result for step in self.steps if step.result]
         results += [self.decisions] if self.decisions else []
+        # The campaign's log, and those of one step's processes, which lie beside it until the step has ended.
         most = len(results) + 1
         most += max((len(step.commands) for step in self.steps), default=0)
         if most > MAX_FILES:
@@ -131,6 +135,8 @@ class Campaign:
     def _take(self, step: Step, name: str) -> tuple[str | None, list[str]]:
         """Run a step; return its error, if any, and the lines for the summary."""
         left_s = self._began + self.end_s - time.monotonic()
+        # Ending late processes and the report have to fit in as well: the machine goes back when the time is
+        # up.
         left_s -= GRACE_S + (REPORT_S if step.report else 0.0)
         if left_s < LEAST_S:
             return NOT_BEGUN, []
@@ -139,6 +145,7 @@ class Campaign:
         told = outcomes
         if step.report is not None:
             told = self._beside([step.report], REPORT_S, f"{name}-report")
+            # The report's end counts as well: `compare` ends with 1 where a workload has become slower.
             outcomes = [*outcomes, *told]
         lines = [line for outcome in told for line in outcome.output.splitlines()]
         lines = [line for line in lines if re.search(step.telling, line)]
@@ -181,6 +188,7 @@ class Campaign:
                 left_out = f"({len(text) - _KEPT_CHARACTERS} characters before this are left out)\n"
                 shown = text if len(text) <= _KEPT_CHARACTERS else left_out + text[-_KEPT_CHARACTERS:]
                 print(f"=== {' '.join(command.arguments)}\n{shown}", file=stream)
+                # Its text is in the campaign's log now, and the number of files that come back is limited.
                 log.unlink(missing_ok=True)
 
 
@@ -231,6 +239,7 @@ def _last_lines(done: Done, count: int) -> list[str]:
 
 def shares(wanted: Sequence[int], room: int) -> list[int]:
     """Distribute `room` lines: one at a time to each report that has more."""
+    # One line at a time, so that a report of a few lines is shown whole beside one of hundreds.
     given = [0] * len(wanted)
     while short := [index for index, most in enumerate(wanted) if given[index] < most]:
         if room <= 0:

@@ -103,8 +103,11 @@ def steps_of(
 
     `compiled`: where compiled code stays; `decisions`: the export to which `run` adds what was decided.
     """
+    # Never shorter than usual: a step takes as long in a short campaign, whose end cuts it off in any case.
     longer = max(1.0, end_s / _USUAL_S)
     kept = compiled or scratch / "compiled"
+    # All are made before the first one runs: a wrong name in the last must not show when the time is nearly
+    # up.
     return [
         _step(Place(number, name, out, scratch, kept, gpus, longer, decisions))
         for number, name in enumerate(names, start=1)
@@ -115,6 +118,7 @@ def _step(place: Place) -> Step:
     if place.kind not in _KINDS:
         raise UnknownNameError("step", [place.name], list(USAGE.values()))
     make, parts = _KINDS[place.kind], place.name.split(":")[1:]
+    # Bound by itself: a TypeError from within `make` would be reported as a wrong number of parts.
     try:
         inspect.signature(make).bind(place, *parts)
     except TypeError as error:
@@ -131,6 +135,7 @@ def _lab(*arguments: str) -> Command:
 
 
 def _tests(place: Place) -> Step:
+    # Otherwise each of the workers would start about as many compiler processes as there are cores.
     environ = {
         "TORCHINDUCTOR_COMPILE_THREADS": "2",
         pytest_plugin.FILE: str(place.result),
@@ -194,6 +199,7 @@ def _run(place: Place, workloads: str, variants: str, repetitions: str) -> Step:
 
 def _of_run(variants: Sequence[str], result: Path) -> Command:
     ours = [variant for variant in variants if variant.startswith("pygraph")]
+    # `compare` ends with an error without a variant of PyGraph, and has nothing to say without a baseline.
     if ours and set(BASELINES) & set(variants):
         return _benchmarks("compare", str(result))
     return _benchmarks("table", str(result))
@@ -202,6 +208,7 @@ def _of_run(variants: Sequence[str], result: Path) -> Command:
 def _overhead(place: Place, workloads: str = "") -> Step:
     # One process at a time: compiling beside others takes longer.
     chosen = ("--workloads", _known(workloads)) if workloads else ()
+    # Windows and profiles come after all that is asked here, and would only take time.
     how = ("--caches", "fresh", "--repetitions", "1", "--windows", "1", "--no-coverage", *chosen)
     variants = ("--variants", "default,pygraph-cold,pygraph-warm")
     return place.step(

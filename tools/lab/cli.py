@@ -110,6 +110,7 @@ def _add_regions(command: argparse.ArgumentParser) -> None:
 def _add_addresses(command: argparse.ArgumentParser) -> None:
     command.set_defaults(command=_addresses)
     add_region_options(command)
+    # Behind the options: one that is added later would keep the default that it brings.
     command.set_defaults(ways=[GRAPH], repetitions=1)
 
 
@@ -165,6 +166,7 @@ def _campaign(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from tools.lab.run import SharedRun, Sharing
 
+    # Absolute, since child processes run in the repository's root, wherever this one was started.
     compiled = options.compiled and options.compiled.absolute()
     decisions = options.decisions and options.decisions.absolute()
     sharing = Sharing(gpu_slots(options.gpus), options.at_once, options.budget_s, compiled, decisions)
@@ -224,6 +226,7 @@ def _memory(options: argparse.Namespace) -> int:
     (workload,) = select_workloads([options.workload])
     answers = measure_memory(workload, options.ways, options.out and options.out.absolute())
     print(render(answers))
+    # A campaign's step fails by this exit code.
     return int(any("error" in each for each in answers))
 
 

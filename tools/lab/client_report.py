@@ -97,6 +97,7 @@ def _section(result: Result, title: str, programs: Programs) -> str:
 
 def readme_clients(folder: Path) -> str:
     """Return what README.md says of these programs; empty without a stored result."""
+    # The first alone: old results come last.
     for result in read_results(folder, "clients")[:1]:
         return "\n\n".join(case(result, title, programs) for title, programs in _parts(result))
     return ""
@@ -108,6 +109,7 @@ def case(result: Result, title: str, programs: Programs) -> str:
     variants = [each for each in _NAMES if any(each == known for _, known in programs.processes)]
     raised = [f"{_NAMES[each]} {_raised_in(programs, each)}" for each in variants]
     sentences = [f"Of {told}, {', '.join(raised)}."] if raised else []
+    # One sentence rather than a zero for each variant.
     if variants and not any(programs.raised(name, each) for name in programs.names for each in variants):
         sentences = [f"None of the {told} raised an error, plainly or with PyGraph."]
     for variant in _NAMES:
@@ -168,5 +170,6 @@ def _raised(programs: Programs) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
+    # A bar would end the cell of the table, and a backtick the code within it.
     line = " ".join(text.replace("|", "/").replace("`", "'").split())
     return code(line if len(line) <= _MAX_REASON else f"{line[:_MAX_REASON]} ...")

@@ -41,6 +41,8 @@ class Cores:
         self.timings = 0
         self.disturbed = 0
         """Timings that were kept although the core was slow at their end."""
+        # Once on each core, so that the file knows the shortest time. Else the first core to be asked would
+        # pass, however slow.
         for core in self._allowed:
             _stay_on([core])
             self._is_at_full_speed()
@@ -75,6 +77,7 @@ class Cores:
         _stay_on(fast or self._allowed)
 
     def _is_at_full_speed(self) -> bool:
+        # The shortest of three: an interrupt lengthens one of them, and a slow core all.
         took, best = min(self._loop_us() for _ in range(3)), self._best_us()
         if took < best:
             _write(self._file, took)
@@ -95,6 +98,8 @@ def _loop_us() -> float:
 
 def _stay_on(cores: Iterable[int]) -> None:
     """Have the threads of this process that call the GPU run on some cores; threads to come do as who starts them."""
+    # Linux keeps affinity for each thread: setting it for the caller would leave autograd's threads where
+    # they are.
     wanted = set(cores)
     for task in _TASKS.iterdir():
         with contextlib.suppress(OSError):  # it has ended
@@ -112,6 +117,7 @@ def _calls_the_gpu(task: Path) -> bool:
 
 def _write(file: Path, us: float) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
+    # A name for each process, and a rename: several may write at a time, and others read meanwhile.
     new = file.with_suffix(f".{os.getpid()}")
     new.write_text(repr(us))
     new.replace(file)

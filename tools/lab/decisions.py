@@ -49,6 +49,7 @@ def gather(folder: Path, file: Path) -> list[str]:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             errors = list(pool.map(_export, homes, exports))
         done = [export for export, error in zip(exports, errors, strict=True) if error is None]
+        # Read before it is written: several steps of a campaign add to the same file.
         entries = [*(read_export(file) if file.exists() else ()), *(e for d in done for e in read_export(d))]
     write_export(file, entries)
     return [f"{home.name}: {error}" for home, error in zip(homes, errors, strict=True) if error]
@@ -98,6 +99,8 @@ def ship(exports: Sequence[Path], into: Path) -> list[str]:
         newest |= {
             each.key: each for each in new if each.key not in newest or is_newer(each, newest[each.key])
         }
+        # In the order of keys: the file is committed, and a new version of it is to differ only in what has
+        # changed.
         write_export(file, (entry for _, entry in sorted(newest.items())))
         lines.append(f"{file}: {len(newest)} entries, {len(new)} of them from here")
     return [*lines, *(f"left out {count} {reason}" for reason, count in left_out.most_common())]
@@ -115,6 +118,7 @@ def choose(entries: Sequence[Portable]) -> tuple[list[Portable], Counter[str]]:
             left_out[reason] += 1
     chosen = []
     for same in by_key.values():
+        # A decision that was not taken twice alike on one machine says little of another one.
         if len({each.record.decision.deployment for each in same}) > 1:
             left_out[DISAGREE] += len(same)
             continue

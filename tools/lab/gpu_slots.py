@@ -36,6 +36,7 @@ class GpuSlot:
 
 def gpu_slots(count: int) -> tuple[GpuSlot, ...]:
     """Return `count` slots with equal shares of the cores; raises BenchmarkError if there are fewer cores than slots."""
+    # Nothing to share out: the process keeps the GPUs and cores that it was given.
     if count == 1:
         return (GpuSlot(0),)
     cores = sorted(os.sched_getaffinity(0))
@@ -59,6 +60,7 @@ def joined(slots: Sequence[GpuSlot]) -> GpuSlot:
 def gpu_names(count: int) -> list[str]:
     """Return the names of `count` GPUs as in `VISIBLE`; raises BenchmarkError if it names fewer."""
     told = os.environ.get(VISIBLE)
+    # Text and no numbers: the variable may name GPUs by UUID.
     names = told.split(",") if told else list(map(str, range(count)))
     if len(names) < count:
         raise BenchmarkError(f"--gpus {count}: {VISIBLE} names {len(names)}")

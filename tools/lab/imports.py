@@ -35,6 +35,7 @@ class Variant:
 
 _NOTHING = "python -c pass"
 _TORCH = "import torch, no entry points"
+# PyTorch's TORCH_DEVICE_BACKEND_AUTOLOAD=0 has `import torch` load no entry points, and so not PyGraph's.
 VARIANTS = (
     Variant(_NOTHING, "pass"),
     Variant("import pygraphd", "import pygraphd", baseline=_NOTHING),
@@ -64,6 +65,8 @@ def _environment(variant: Variant, environ: Mapping[str, str], home: Path) -> di
     return {**plain, "PYGRAPHD_HOME": str(home), "PYGRAPHD_AUTOSTART": "0", **dict(variant.variables)}
 
 
+# Where it is set for this process, it would decide for the other variants, too, whether entry points are
+# loaded.
 _LEFT_OUT = {"TORCH_DEVICE_BACKEND_AUTOLOAD"}
 
 
@@ -91,6 +94,7 @@ def _run_s(variant: Variant, environ: Mapping[str, str]) -> float:
 def _record(variant: Variant, times: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     own = times[variant.name]
     differences = (
+        # Within a repetition: the machine drifts from one to the next.
         [mine - other for mine, other in zip(own, times[variant.baseline], strict=True)]
         if variant.baseline
         else []

@@ -90,6 +90,7 @@ def _rows(good: Sequence[Answer]) -> Iterator[tuple[str, Sizes]]:
     for index, name in enumerate(names):
         label = f"{name}: reserved{_BETWEEN}allocated{_BETWEEN}most allocated since the point before"
         yield label, _each("points", index, "most", keys=_OF_POINT)
+    # Where tensors take most, since that is what the reserved memory has to hold.
     fullest = max(names, key=lambda name: max(each["snapshots"][name]["all"]["allocated"] for each in good))
     yield from _of_snapshot(good, fullest)
     for kind in _names([recording["kind"] for recording in each["recordings"]] for each in good):
@@ -132,6 +133,7 @@ def _each(*path: str | int, keys: Sequence[str | int]) -> Sizes:
     def find(answer: Answer) -> list[int] | None:
         found: Any = answer
         for key in path:
+            # One way may lack a pool, a class of segments or an owner that another has.
             if isinstance(found, dict) and key not in found:
                 return None
             found = found[key]

@@ -59,6 +59,7 @@ class OfCuda:
         return stats
 
     def snapshot(self) -> Sequence[Segment]:  # noqa: D102
+        # A snapshot has the segments of all devices.
         index = torch.cuda.current_device()
         return [each for each in torch.cuda.memory_snapshot() if each["device"] == index]
 
@@ -77,6 +78,7 @@ def measure(workload_name: str, way: str, device: torch.device, allocator: Alloc
     regions = Regions(way)
     with contextlib.ExitStack() as stack:
         stack.callback(regions.install())
+        # In each way: Inductor hands over its graphs to be captured only in a mode with CUDA graphs.
         step = Step(case, device, Compile.REDUCE_OVERHEAD)
         look = Look(allocator, case, step, regions)
         warm_up = [_warm_up(step, case.draw(generator), allocator) for _ in range(WARM_UP)]

@@ -21,6 +21,7 @@ def merge(files: Sequence[Path], out: Path, note: str | None) -> int:
     """
     check_writable(out)
     contents = {str(file): read_result(file) for file in files}
+    # Files of `regions` have no settings.
     if len({"settings" in each for each in contents.values()}) > 1:
         raise BenchmarkError("results of `run` cannot be merged with results of `regions`")
     commits = {name: each["environment"].get("commit") for name, each in contents.items()}
@@ -51,6 +52,7 @@ def merged_content(contents: Sequence[Mapping[str, Any]], note: str | None) -> d
 def _records(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     if "settings" not in content:
         return list(content["records"])
+    # By way of `Record`, so that a record of an older file has all fields.
     return [dataclasses.asdict(record) for record in records_of(content)]
 
 
@@ -69,6 +71,7 @@ def _settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _different(values: Iterable[Any]) -> list[Any]:
+    # A list and no set: settings may be lists and dictionaries, which cannot be in a set.
     found: list[Any] = []
     for each in values:
         if each not in found:

@@ -29,6 +29,7 @@ class Part:
 
 def _sum_s(*seconds: float | None) -> float | None:
     known = [each for each in seconds if each is not None]
+    # A sum that lacks a part would look smaller than it is.
     return sum(known) if len(known) == len(seconds) else None
 
 

@@ -33,6 +33,8 @@ _BY_THEMSELVES = {0, 1, 5}
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin, as a worker or as the process that collects from all workers."""
+    # pytest-xdist gives this attribute to its workers alone. CUDA reads the variable once, so it is set
+    # before any test.
     if (worker := getattr(config, "workerinput", None)) is not None:
         os.environ.update(spread(worker["workerid"], int(os.environ.get(GPUS, "1"))))
     elif file := os.environ.get(FILE):
@@ -44,6 +46,7 @@ def spread(worker: str, gpus: int) -> Mapping[str, str]:
     """Return the variables of a worker: each sees all GPUs, and they begin to count at different ones."""
     if gpus == 1:
         return {}
+    # All of them in another order, and not one each: some tests need two GPUs.
     names, first = gpu_names(gpus), int(worker.removeprefix("gw")) % gpus
     return {VISIBLE: ",".join([*names[first:], *names[:first]])}
 
@@ -72,10 +75,12 @@ class Outcomes:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note the outcome of a test's call, or the failure of its setup or teardown."""
+        # Not before: the teardown may fail as well, or never be reached.
         if report.when == "teardown":
             self._missing.discard(report.nodeid)
         if report.failed:
             self._note_failure(report)
+        # A test that a mark skips has no call: pytest reports it at the setup.
         elif report.when == "call" or report.skipped:
             self._counts[report.outcome] += 1
 
@@ -86,6 +91,7 @@ class Outcomes:
 
     def _note_failure(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         self._failed.setdefault(report.nodeid, error_of(report.longreprtext))
+        # A test whose call and teardown fail is reported twice, and has failed once.
         self._counts["failed"] = len(self._failed)
         self._save(ended=False)
 

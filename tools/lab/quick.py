@@ -84,6 +84,7 @@ def run_quick(options: argparse.Namespace) -> int:
     """Measure and print the changes; return 1 if one is bad, and raise BenchmarkError if there is nothing to compare with."""
     stored = stored_times(options.stored, gpu_name())
     ours = next((each for each in _OURS if any(variant == each for _, variant in stored)), None)
+    # A stored result may lack some of the ten, which are then not run.
     known = [name for name in options.workloads if (name, ours) in stored]
     if ours is None or not known:
         raise BenchmarkError(
@@ -91,6 +92,8 @@ def run_quick(options: argparse.Namespace) -> int:
         )
     out: Path = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    # Steps as `run` takes them for the stored results. Windows and the profile are not compared, so that
+    # there are few of the one and none of the other.
     settings = Settings(60, 80, 3, 20, None, CachePolicy.SHARED, 300, None, profile=False)
     plan = Plan(select_workloads(known), select_variants([_PLAIN, ours]), 1, settings, out / "quick.json")
     run = SharedRun(plan, sharing=Sharing(compiled=out / "compiled"))
@@ -129,6 +132,7 @@ def changes(
     noises = [
         noise for key, times in stored.items() if key[1] == ours and (noise := spread(times)) is not None
     ]
+    # For workloads of which one process is stored, whose noise is not known.
     usual = statistics.median(noises) if noises else _LEAST_NOISE
     for workload in dict.fromkeys(each.workload for each in now):
         before, after = stored[workload, ours], present.get((workload, ours))
@@ -145,6 +149,7 @@ def changes(
 
 
 def _slower(now: Sequence[float] | None, before: Sequence[float] | None) -> float:
+    # At least zero: on a machine that is faster than the stored one, the noise still stands.
     return max(0.0, statistics.median(now) / statistics.median(before) - 1) if now and before else 0.0
 
 

@@ -38,8 +38,10 @@ def measure_side_by_side(
 
 
 def _side_by_side(jobs: Sequence[Job], folder: Path, what: str) -> Iterator[Record]:
+    # All ways of a workload share their kernels, so that one of its processes compiles them.
     expected = [(job.name, job.workload.name) for job in jobs]
     barrier = Barrier(folder / f"barrier.{jobs[0].repetition}", expected)
+    # One file for all repetitions: none is to begin with what a slow core takes for full speed.
     environ = {FULL_SPEED_VARIABLE: str(folder / "full-speed")}
     stop = threading.Event()
     with ThreadPoolExecutor(len(jobs)) as pool, contextlib.ExitStack() as stack:

@@ -205,6 +205,7 @@ def _lookup(records: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [
             *(_plain(record.get(name)) for name in names),
+            # The cores are counted only under the load of many clients.
             *(_plain(record.get("cores", {}).get(name)) for name in users),
         ]
         for record in records
@@ -274,6 +275,7 @@ def team_figures(results: Sequence[Result]) -> str:
 
 def _team_measured(result: Result) -> str:
     known = result.content["environment"]
+    # Debian's servers have the version of the package behind that of PostgreSQL.
     server = f"PostgreSQL {known['postgres_server_version'].split()[0]} with its own settings"
     rows = [
         [
@@ -304,6 +306,8 @@ def _team_expected(result: Result) -> str:
     [record] = result.content["records"]
     hosts, graphs = _GPUS // _GPUS_OF_A_HOST, record["graphs"]
     total = hosts * graphs
+    # A daemon asks for at most so many graphs in one transaction: BATCH_GRAPHS in
+    # pygraphd/daemon/team/wanted.py.
     transactions = hosts * -(-graphs // _ASKED_AT_ONCE)
 
     def row(what: str, count: int, key: str) -> list[str]:

@@ -72,7 +72,10 @@ class SharedRunner(TrialRunner):
         with barrier.place(trial.name) as place:
             result = self.run(trial, {**self._environ, **place.environ})
             if place.comes_later:
+                # The caches were empty when this process started, and filled by another one before it
+                # compiled.
                 result = replace(result, compiled_cold=trial.variant.compile is Compile.EAGER)
+        # A process that failed may have compiled only a part of its code, on which no other is to rely.
         if not result.error:
             mark = self._mark(trial)
             mark.parent.mkdir(parents=True, exist_ok=True)
@@ -103,6 +106,8 @@ def side_by_side(
     """Run trials side by side and yield each with its result when it ends; once the runner is to stop, only those that have been timed."""
     if not wave or runner.stop.is_set():
         return
+    # Cores are set for one thread on Linux, and inherited by what it starts: each thread of the pool enters
+    # the slot.
     with ThreadPoolExecutor(len(wave), initializer=slot.enter) as pool:
         running = {pool.submit(runner.run_beside, trial, barrier): trial for trial in wave}
         for done in as_ended(running):
@@ -127,6 +132,8 @@ class SharedRun(Run):
             self._take_slots(folder)
         finally:
             if self.sharing.decisions:
+                # Here, while the folder with the daemons' databases is still there: it goes when the run
+                # ends.
                 for line in gather(folder, self.sharing.decisions):
                     print(line, file=sys.stderr, flush=True)
 
@@ -152,6 +159,7 @@ class SharedRun(Run):
         """
         before: Future[None] | None = None
         filling = set[tuple[object, ...]]()
+        # For two waves: one compiles while the one before it checks and profiles.
         with ThreadPoolExecutor(2) as pool:
             for number, trials in enumerate(self._waves(slot, started)):
                 if before and not filling.isdisjoint(map(_filler, trials)):
@@ -194,6 +202,7 @@ class SharedRun(Run):
 
     def note(self, trial: Trial, result: TrialResult) -> None:
         """Keep a result of any slot."""
+        # Slots are threads, and the parent's `note` writes the whole file.
         with self._noting:
             super().note(trial, result)
 
@@ -218,6 +227,7 @@ class SharedRun(Run):
 
 
 def _filler(trial: Trial) -> tuple[object, ...]:
+    # With the repetition: a warm process uses the daemon's folder that its own repetition has filled.
     return trial.repetition, trial.workload, trial.variant.filled_by
 
 

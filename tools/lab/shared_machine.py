@@ -56,6 +56,7 @@ class SharedMachine(Conditions):
         self._unlimit()
         if limit := os.environ.get(LIMIT_VARIABLE):
             self._limit = threading.Timer(float(limit), ended, [float(limit)])
+            # Else a process that is done would stay until its timer runs out.
             self._limit.daemon = True
             self._limit.start()
 
@@ -70,6 +71,8 @@ class SharedMachine(Conditions):
                 return self._known(measure(), attempt)
             except torch.OutOfMemoryError as error:
                 lacked = str(error)  # not the error, whose frames hold memory
+            # Whatever it fails with now: a lack of memory is what has a suite run this process once more,
+            # alone.
             except Exception as error:
                 if lacked:
                     raise torch.OutOfMemoryError(lacked) from error
@@ -137,12 +140,15 @@ def _give_up_checking(limit_s: float) -> None:
 
 def _end(why: str, code: int) -> None:
     print(why, file=sys.stderr, flush=True)
+    # From the timer's thread, where `sys.exit` would end that thread alone. The main one may hang in a
+    # compiler.
     os._exit(code)
 
 
 def main(arguments: list[str]) -> int:
     """Run the child process that the first argument names."""
     what, *rest = arguments
+    # Imported where they run: regions and addresses need PyGraph, and the children of `run` must not load it.
     if what in ("run", "suite"):
         from benchmarks import child
 

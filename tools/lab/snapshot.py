@@ -101,6 +101,7 @@ def _part(segment: Segment) -> Part:
     free = [block["size"] for block in segment["blocks"] if block["state"] == _FREE]
     allocated = sum(block["size"] for block in segment["blocks"] if block["state"] == _ALLOCATED)
     size = segment["total_size"]
+    # Only the memory of an empty segment can go back to the driver.
     is_empty = sum(free) == size
     return Part(
         segments=1,
@@ -125,6 +126,8 @@ def class_of(segment: Segment) -> str:
         return GROWING
     if segment["segment_type"] == "small":
         return SMALL
+    # An allocation of just under 20 MB has a segment of its own that is as large, as sizes are rounded up to
+    # 2 MB. Such a segment is counted here, too.
     return MIDDLE if segment["total_size"] == _MIDDLE_BYTES else OWN
 
 

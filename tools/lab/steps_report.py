@@ -78,6 +78,7 @@ def _times(records: Sequence[Record], comparisons: Mapping[str, Sequence[Compari
     peers = [*BASELINES, *(name for name in (BY_HAND,) if any(each.variant == name for each in records))]
     for workload in dict.fromkeys(each.workload for each in records):
         of_any = next(found[name, workload] for name in comparisons if (name, workload) in found)
+        # A baseline that was not run leaves a gap, as `step_ms` would say that it fails.
         plain = [step_ms(of_any, name) if (workload, name) in tried else _NONE for name in peers]
         ours = [_ours(found.get((name, workload)), name) for name in comparisons]
         rows.append([workload, *plain, *ours])
@@ -106,6 +107,7 @@ def _memory(records: Sequence[Record]) -> str:
     most: dict[tuple[str, str], float] = {}
     for each in records:
         key = each.workload, each.variant
+        # The largest and no median, since a process needs room for its peak.
         most[key] = max(most.get(key, 0.0), each.reserved_mb or 0.0)
     rows = [
         [workload, *(f"{mb:.0f}" if (mb := most.get((workload, name))) else _NONE for name in names)]

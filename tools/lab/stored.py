@@ -29,6 +29,7 @@ class Result:
     @property
     def records(self) -> list[Record]:
         """The records of a result of `run`, in the order in which workloads are listed."""
+        # Result files have the order in which workloads were asked for, and merged ones that of the files.
         order = list(WORKLOADS)
         return sorted(records_of(self.content), key=lambda each: order.index(each.workload))
 
@@ -38,6 +39,7 @@ class Result:
         versions = [
             f"{name} {known[name.lower()]}" for name in ("torch", "CUDA", "driver") if known.get(name.lower())
         ]
+        # Those of the daemon's loads have no GPU.
         machine = [known[name] for name in ("gpu", "cpu") if known.get(name)]
         told = f"{', '.join([*machine, *versions])}. {_processes(processes)}".strip()
         return f"{told}\n\n**Old:** {self.old}." if self.old else told

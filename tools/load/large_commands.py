@@ -78,10 +78,12 @@ def _prune(home: Path, socket: Path, entries: int) -> dict[str, Any]:
     transport, numbers = Transport(socket), random.Random(0)
     times: dict[str, list[float]] = {"record": [], "missing lookup": []}
     process = _Running(["prune", "--gpu", OLD.gpu], home)
+    # New graphs: to record a known one again takes the daemon less.
     for number in range(entries, 2 * entries):
         if process.poll() is not None:
             break
         new = RecordRequest(KNOWN, Origin("host", "1"), (record_of(digest(number), numbers),))
+        # Entries count from 0, so that no negative number is stored.
         missing = LookupRequest(KNOWN.digest(), (digest(-1 - number),))
         for name, target, body in (
             ("record", RECORD_PATH, encode(new)),
@@ -116,7 +118,10 @@ class _Running:
     """A command under way, whose output goes to a file."""
 
     def __init__(self, words: Sequence[str], home: Path) -> None:
+        # A file and no pipe: nobody reads until the command has ended, and a full pipe would keep it from
+        # ending.
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `wait`
+        # Without the decisions that the package ships, which would be listed beside the entries.
         environ = {**without_product(os.environ), "PYGRAPHD_HOME": str(home), "PYGRAPHD_SHIPPED": "0"}
         self._began = time.perf_counter()
         self._process = subprocess.Popen(
@@ -143,12 +148,15 @@ class _Running:
             output.seek(max(0, printed - 300))
             if status:
                 raise BenchmarkError(f"{self._process.args!r}: {output.read().decode(errors='replace')}")
+        # Linux gives `ru_maxrss` in KiB.
         return _Ended(round(seconds, 2), round(usage.ru_maxrss / 1024, 1), printed)
 
     def _look(self, options: int) -> int | None:
         if self._ended is None:
+            # `Popen.wait` says nothing of memory, and getrusage only knows the largest of all children.
             pid, status, usage = os.wait4(self._process.pid, options)
             if pid:
                 self._ended = time.perf_counter() - self._began, os.waitstatus_to_exitcode(status), usage
+                # Else Popen would not know that the process has been waited for, and warn that it still runs.
                 self._process.returncode = self._ended[1]
         return None if self._ended is None else self._ended[1]

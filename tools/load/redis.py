@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _GRAPHS = 20
 _BODIES = 64
+# Far longer than a program waits: at full load, a late answer is to be counted and not given up.
 _PATIENCE_S = 30.0
 Ask = Callable[[], object]
 """Sends a client's next request, and returns when its answer is there."""
@@ -84,6 +85,8 @@ def measure_beside_redis(plan: Plan, out: Path) -> list[str]:
         stack.enter_context(Daemon(locations.cache))
         _fill_redis(redis, locations, plan.entries)
         ours, theirs = Watched.daemon(locations), Watched(redis.pid)
+        # A program asks the daemon over a new connection each time. Redis is asked over one that stays, as
+        # its clients do, and in the daemon's way, too.
         makers: dict[tuple[str, str], tuple[Watched, Maker]] = {
             ("pygraphd", "lookup"): (ours, partial(_our_lookups, locations, plan.entries)),
             ("Redis", "lookup"): (theirs, partial(_their_lookups, redis.socket, plan.entries)),
@@ -93,6 +96,7 @@ def measure_beside_redis(plan: Plan, out: Path) -> list[str]:
         }  # fmt: skip
         turns: dict[tuple[str, str], list[Turn]] = {each: [] for each in makers}
         for number in range(plan.rounds):
+            # All within each round, so that a drift of the machine does not fall on one of them.
             for each, (server, maker) in makers.items():
                 turns[each].append(_take_turn(plan, server, maker))
                 print(f"round {number + 1}: {', '.join(each)}", file=sys.stderr, flush=True)
@@ -117,6 +121,7 @@ def _record(plan: Plan, server: str, request: str, turns: list[Turn]) -> dict[st
 def _take_turn(plan: Plan, server: Watched, maker: Maker) -> Turn:
     context = multiprocessing.get_context("fork")
     results: SimpleQueue[list[float]] = context.SimpleQueue()
+    # CLOCK_MONOTONIC is the same for all processes of a host, so that all clients begin and end at once.
     begin = time.monotonic() + 0.5
     processes = [
         context.Process(target=_client, args=(maker, number, begin, begin + plan.seconds, results))
@@ -125,6 +130,7 @@ def _take_turn(plan: Plan, server: Watched, maker: Maker) -> Turn:
     used_s = server.cpu_s
     for process in processes:
         process.start()
+    # Before the joins: a child with more results than a pipe holds cannot end before they are read.
     times_us = [each for _ in processes for each in results.get()]
     for process in processes:
         process.join()
@@ -148,6 +154,7 @@ def _client(maker: Maker, number: int, begin: float, end: float, results: Simple
             ask()
             times.append((time.perf_counter() - started) * 1e6)
     finally:
+        # Whatever has happened, as the parent waits for a result of each client.
         results.put(times)
 
 
@@ -158,6 +165,7 @@ def _graphs(numbers: random.Random, entries: int) -> list[str]:
 def _our_lookups(locations: Locations, entries: int, number: int) -> Ask:
     numbers = random.Random(number)
     transport = Transport(locations.socket, _PATIENCE_S, _PATIENCE_S)
+    # Encoded beforehand, as the commands for Redis are: the time of a request is to be the server's.
     bodies = [encode(LookupRequest(KNOWN.digest(), tuple(_graphs(numbers, entries)))) for _ in range(_BODIES)]
     return lambda: transport.request("POST", LOOKUP_PATH, numbers.choice(bodies))
 
@@ -211,6 +219,7 @@ def _their_records(socket: Path, number: int) -> Ask:
 
 
 def _new_record(numbers: random.Random) -> RecordRequest:
+    # Of so many numbers that none comes twice: each record is of a new graph.
     return RecordRequest(
         KNOWN, Origin("benchmark", "0"), (record_of(digest(numbers.getrandbits(64)), numbers),)
     )

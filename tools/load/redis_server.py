@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _START_S = 20.0
 _CHUNK = 65536
+# Valkey is a fork of Redis with the same options and protocol.
 COMMANDS = ("redis-server", "valkey-server")
 
 
@@ -30,6 +31,8 @@ class RedisServer:
         self._command = command
 
     def __enter__(self) -> Self:
+        # No TCP port, and no snapshots, for which the server would fork in the midst of a turn. What it is
+        # sent goes to a log on the disk, as with the daemon.
         options = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -111,6 +114,7 @@ def end_of(answer: bytes, replies: int) -> int | None:
         place, left = end + 2, left - 1
         if kind == b"*":
             left += int(number)
+        # A length of -1 stands for a value that is not there, and no bytes follow.
         elif kind == b"$" and int(number) >= 0:
             place += int(number) + 2
     return place if place <= len(answer) else None

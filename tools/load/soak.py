@@ -84,9 +84,12 @@ class Soak:
         self.started = self.killed = 0
         self._locations = locations
         self._daemon = Watched.daemon(locations)
+        # Clients inherit the pipe's descriptor, which a process that is spawned would not have.
         self._context = multiprocessing.get_context("fork")
         self._clients: list[BaseProcess] = []
         self._reading, self._report = os.pipe2(os.O_NONBLOCK)
+        # The clients' end alone may block: where the pipe is full they wait, rather than lose what they have
+        # seen.
         os.set_blocking(self._report, True)
         self._rest = b""
         self._recent_us: list[float] = []
@@ -94,6 +97,7 @@ class Soak:
     def run(self) -> None:
         """Apply the load, sample, and end all clients. Raises BenchmarkError if the daemon ends."""
         end = time.monotonic() + self.plan.seconds
+        # In a process of its own, since samples are taken while a prune lasts.
         pruner = self._context.Process(target=self._prune, args=(end,))
         pruner.start()
         try:
@@ -118,6 +122,7 @@ class Soak:
 
     def _keep_clients(self, end: float) -> None:
         ended = [each for each in self._clients if each.exitcode is not None]
+        # A negative exit code is the number of the signal that ended the process.
         self.killed += sum((each.exitcode or 0) < 0 for each in ended)
         self._clients = [each for each in self._clients if each.exitcode is None]
         while len(self._clients) < self.plan.clients:
@@ -152,6 +157,7 @@ class Soak:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while piece := os.read(self._reading, 1 << 16):
+                # A piece may end within a line.
                 *lines, self._rest = (self._rest + piece).split(b"\n")
                 for line in lines:
                     self._take(line.decode())
@@ -208,6 +214,7 @@ def bounds_of(plan: Plan, samples: Sequence[Sample], unanswered: Counter[str], f
     How long answers take is no bound: beside other work, that says more of the machine.
     """
     late = sum(count for reason, count in unanswered.items() if reason.endswith(_LATE))
+    # Medians of quarters, and not two samples: resident memory goes up and down with the load.
     quarter = max(len(samples) // 4, 1)
     second, last = (
         statistics.median(each.resident_bytes for each in some)
@@ -217,9 +224,12 @@ def bounds_of(plan: Plan, samples: Sequence[Sample], unanswered: Counter[str], f
         Bound("resident memory, MiB", max(each.resident_bytes for each in samples) / _MIB, 192),
         # A database's cache fills, and pools of memory settle, in the first quarter.
         Bound("growth of its median from the second quarter to the last, MiB", (last - second) / _MIB, 8),
+        # A client has one connection at a time; the rest is for files and sockets of the daemon's own.
         Bound("descriptors", max(each.descriptors for each in samples), plan.clients + 64),
         Bound("write-ahead log, MiB", max(each.wal_bytes for each in samples) / _MIB, 16),
+        # Two files: the daemon renames its log at 1 MiB and keeps one older.
         Bound("log files, MiB", max(each.log_bytes for each in samples) / _MIB, 2.1),
+        # The daemon packs the file at once when it is 1.25 times the limit of size: 80 MiB here.
         Bound("database, MiB", max(each.database_bytes for each in samples) / _MIB, 96),
         Bound("files left in the spool", samples[-1].spool_files, plan.clients),
         Bound("requests not answered for another reason", unanswered.total() - late, 0),

@@ -72,6 +72,7 @@ class Client:
         self._life = life
         self._report = report
         self._numbers = random.Random(life.seed)
+        # With the deadlines of a program, which the defaults are.
         self._transport = Transport(locations.socket)
 
     def run(self) -> None:
@@ -79,6 +80,7 @@ class Client:
         due = self._life.begin
         while due < self._life.end:
             time.sleep(max(due - time.monotonic(), 0.0))
+            # From the time that was due, and not from now: late answers must not lower the rate.
             due += self._life.interval_s * (2 if self._do_something() else 1)
         if self._numbers.random() < _KILLED_SHARE:
             self._break_off()
@@ -117,6 +119,7 @@ class Client:
 
     def _break_off(self) -> None:
         with ownership.connect(self._locations.socket, 1.0) as connection:
+            # Fewer bytes than announced, so that the daemon is waiting for the rest when the client dies.
             connection.sendall(b"POST %s HTTP/1.1\r\nContent-Length: 9\r\n\r\n{" % LOOKUP_PATH.encode())
             os.kill(os.getpid(), signal.SIGKILL)
 

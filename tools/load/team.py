@@ -68,6 +68,7 @@ def measure_team(plan: Plan, out: Path) -> list[str]:
     check_writable(out)
     server = Server(plan.url)
     with contextlib.closing(server), tempfile.TemporaryDirectory(prefix="pygraph-bench-") as folder:
+        # An earlier run has left the same graphs: they would be known before any daemon has published them.
         if server.is_used():
             raise BenchmarkError("--url: records are there already; name an empty database")
         _make_tables(plan.url, Path(folder))
@@ -132,6 +133,7 @@ def _figures(phase: _Phase, total: int) -> dict[str, float | None]:
 def _publish(plan: Plan, server: Server, sockets: Sequence[Path]) -> None:
     """Have all daemons record their graphs, and wait until the server has all."""
     _for_each(sockets, lambda number: _record(sockets[number], plan, number))
+    # A daemon answers when it has stored the records itself, and publishes them in the background.
     _wait_until(lambda: server.published() == plan.daemons * plan.graphs)
 
 
@@ -199,6 +201,7 @@ def _homes(plan: Plan, folder: Path) -> list[Path]:
     homes = [folder / str(number) for number in range(plan.daemons)]
     for home in homes:
         home.mkdir(mode=0o700)
+        # In the file, since `Daemon` leaves out all variables of PyGraph.
         (home / "config.toml").write_text(f'team_url = "{plan.url}"\n')
     return homes
 

@@ -24,8 +24,11 @@ class Server:
     """A connection to the server at a URL of the owner of the database. Raises BenchmarkError if there is none."""
 
     def __init__(self, url: str) -> None:
+        # The name of the driver is SQLAlchemy's, and psycopg itself does not know it.
         address = url.replace("postgresql+psycopg://", "postgresql://", 1)
         try:
+            # Each query is a transaction of its own: within one, PostgreSQL shows pg_stat_activity as it was
+            # first read.
             self._connection = psycopg.connect(address, autocommit=True)
         except psycopg.Error as error:
             raise BenchmarkError(f"--url: {str(error).splitlines()[0]}") from error
@@ -40,6 +43,7 @@ class Server:
 
     def is_used(self) -> bool:
         """Return whether a team has published something here."""
+        # `to_regclass` gives NULL for a table that is not there, where naming it would be an error.
         there = self._one("SELECT to_regclass('pygraphd.decision') IS NOT NULL")
         return bool(there and self._one("SELECT EXISTS (SELECT FROM pygraphd.decision)"))
 
@@ -52,6 +56,7 @@ class Server:
         found = {}
         for table in _TABLES:
             name = f"pygraphd.{table}"
+            # The name of a table cannot be a parameter of a query. `query_to_xml` takes a whole query as one.
             query = "SELECT (xpath('/row/c/text()', query_to_xml('SELECT count(*) AS c FROM ' || %s, false, true, '')))[1]"
             rows = int(str(self._one(query, name)))
             found[table] = {"rows": rows, "bytes": int(self._one("SELECT pg_total_relation_size(%s)", name))}
@@ -108,6 +113,7 @@ def _fields(pid: int) -> list[str]:
 
 
 def _parent(pid: int) -> int:
+    # If the server runs on another host, some other process may have this number here.
     if "postgres" not in Path(f"/proc/{pid}/comm").read_text():
         raise ValueError("the server runs elsewhere")
     return int(_fields(pid)[1])

@@ -29,6 +29,7 @@ class Client:
     @property
     def missing(self) -> str | None:
         """The first of its libraries that is not installed; None if all are."""
+        # Found, and not imported: this process only starts those that use the libraries.
         return next((name for name in self.libraries if importlib.util.find_spec(name) is None), None)
 
 

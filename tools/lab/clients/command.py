@@ -105,6 +105,8 @@ def _slots(gpus: int, of_a_client: int) -> tuple[GpuSlot, ...]:
 
 def _variants(asked: list[str]) -> tuple[Variant, ...]:
     variants = select_variants(asked)
+    # Each process has a daemon's folder of its own, so that none fills the cache of another. Programs take a
+    # mode of torch.compile, and a graph recorded by hand is none.
     if bad := [
         each.name for each in variants if each.cache is Cache.WARM or each.compile is Compile.CUDA_GRAPH
     ]:

@@ -34,6 +34,7 @@ VARIABLE = "MEASURING_TURN"
 _POLL_S = 0.05
 _EXIT_S = 30.0
 RESULT = "RESULT "
+# torch.distributed puts the rank before each line of an exception that nobody has caught.
 _RANK = re.compile(r"^\[rank\d+\]: ?")
 _FATAL = "Fatal Python error: "
 _MAX_LINE = 300
@@ -100,6 +101,7 @@ class Turn:
 
     def give_up(self, why: str) -> None:
         """Stop the process, which is late."""
+        # The first reason: a process that is being stopped is late for all that follows.
         self.late = self.late or why
         self.stop.set()
 
@@ -129,6 +131,7 @@ class JobRunner:
         except BenchmarkError as error:  # of the daemon
             return replace(record, raised=str(error)), {}
         finally:
+            # Whatever has happened: the other turns wait for this event.
             turn.ended.set()
         if self.settings.logs:
             self.settings.logs.mkdir(parents=True, exist_ok=True)
@@ -138,6 +141,7 @@ class JobRunner:
         found |= {name: summary.get(name) for name in _FROM_SUMMARY}
         seconds = round(time.monotonic() - began, 1)
         raised = f"killed: {turn.late}" if turn.late else raised_by(outcome)
+        # Without a summary PyGraph took no part, and the figures would be those of plain torch.compile.
         if job.variant.is_ours and not summary and not raised:
             raised = NO_SUMMARY
         return replace(record, raised=raised, seconds=seconds, **found), printed
@@ -162,6 +166,8 @@ class JobRunner:
 
     def _arguments(self, job: Job) -> list[str]:
         mode = "none" if job.variant.compile is Compile.EAGER else str(job.variant.compile.mode)
+        # With --standalone, torchrun meets its processes at a free port, so that several of these run side by
+        # side.
         launcher = (
             ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(job.client.gpus)]
             if job.client.gpus > 1
@@ -192,6 +198,8 @@ def raised_by(outcome: Outcome) -> str:
         return "" if result_of(outcome.output) else "it printed no result"
     if outcome.error.startswith("killed: "):
         return outcome.error
+    # The line of a crash counts first: Python prints no exception for it, and one further up did not end the
+    # process.
     lines = [_RANK.sub("", line).strip() for line in outcome.output.splitlines()]
     fatal = [line for line in lines if line.startswith(_FATAL)]
     if fatal:
@@ -209,6 +217,8 @@ def take_turns(turns: Sequence[Turn], stop: threading.Event, compile_s: float, t
 
     They get `compile_s` seconds for all to have compiled, and each `timed_s` for its turn.
     """
+    # All have to have compiled first: compiling uses the cores, and would make the steps of the first turn
+    # longer.
     _wait(turns, stop, compile_s, "has_compiled", "not compiled")
     for turn in turns:
         turn.begin()

@@ -82,6 +82,7 @@ def _compared(record: ClientRecord, reference: ClientRecord | None) -> ClientRec
 def largest_difference(checks: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[float]]) -> float:
     """Return the largest difference of two runs' values, relative to the larger of both, or 0.1 if both are smaller."""
     if checks.keys() != others.keys() or any(len(checks[name]) != len(others[name]) for name in checks):
+        # Stands for infinity, which JSON has no number for.
         return 1e9
     pairs = (pair for name in checks for pair in zip(checks[name], others[name], strict=True))
     return round(max((_difference(*pair) for pair in pairs), default=0.0), 6)
@@ -90,6 +91,7 @@ def largest_difference(checks: Mapping[str, Sequence[float]], others: Mapping[st
 def _difference(one: float, other: float) -> float:
     if math.isfinite(one) and math.isfinite(other):
         return abs(one - other) / max(abs(one), abs(other), _SMALL)
+    # By their text: NaN is not equal to itself, and a program may come to it in all variants alike.
     return 0.0 if str(one) == str(other) else 1e9
 
 

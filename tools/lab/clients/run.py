@@ -64,6 +64,8 @@ class ClientsRun:
         self._torch: dict[str, str | None] = dict.fromkeys(TORCH_FIELDS)
         self._records: dict[tuple[str, str, int], ClientRecord] = {}
         numbered = list(enumerate(plan.clients))
+        # Several threads take from these: a deque's `popleft` needs no lock, as it either removes an item or
+        # raises.
         self._waiting = deque(each for each in numbered if each[1].gpus == 1)
         self._waiting_for_several = deque(each for each in numbered if each[1].gpus > 1)
         self._noting = threading.Lock()
@@ -164,6 +166,7 @@ class ClientsRun:
 
     def _take_jobs(self, jobs: Sequence[Job], slot: GpuSlot, runner: JobRunner) -> None:
         settings = self.plan.settings
+        # Each process, and each rank of one, compiles in a pool of processes of its own.
         threads = len(os.sched_getaffinity(0)) // (len(jobs) * jobs[0].client.gpus)
         environ = {_THREADS: os.environ.get(_THREADS) or str(max(1, threads)), **dict(slot.environ)}
         turns = [runner.turn(job) for job in jobs]
@@ -173,12 +176,16 @@ class ClientsRun:
             if not self._stop.is_set():  # it may have been ended with the run
                 self._note(record, printed)
 
+        # On Linux, cores are set for one thread, and inherited by what it starts: each thread of the pool has
+        # to enter.
         with ThreadPoolExecutor(len(jobs), initializer=slot.enter) as pool:
             running = [pool.submit(measure, *each) for each in zip(jobs, turns, strict=True)]
             try:
                 take_turns(turns, self._stop, settings.compile_s, settings.timed_s)
             finally:
                 for turn in turns:
+                    # Also where an exception ends this: the pool waits for its threads, and these for
+                    # processes that wait for a turn.
                     turn.stop.set()
             for done in running:
                 done.result()
@@ -195,6 +202,8 @@ class ClientsRun:
     # --- the file ----------------------------------------------------------------------------------
 
     def _note(self, record: ClientRecord, printed: dict[str, Any]) -> None:
+        # Slots are threads: without the lock, an older state of the records could be written over a newer
+        # one.
         with self._noting:
             self._records[record.key] = record
             self._torch.update({name: printed[name] for name in TORCH_FIELDS if printed.get(name)})
@@ -229,6 +238,8 @@ class ClientsRun:
     def _read(self) -> None:
         content = read_result(self.plan.out)
         settings, records = self._settings(), client_records(content)
+        # Variants of one file are compared with each other, which only says something if all else is the
+        # same.
         differing = [name for name in _SAME if content["settings"].get(name) != settings[name]]
         differing += ["commit"] if content["environment"].get("commit") != self._host["commit"] else []
         if records is None or differing:

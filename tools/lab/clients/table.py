@@ -83,6 +83,7 @@ def _reserved(records: Sequence[ClientRecord]) -> str:
 
 
 def _cell(records: Sequence[ClientRecord], figure: Callable[[Sequence[ClientRecord]], str]) -> str:
+    # A median over the processes that did not raise would hide the others.
     good = [each for each in records if not each.raised]
     if len(good) < len(records):
         return "raises"

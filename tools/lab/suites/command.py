@@ -134,6 +134,7 @@ def _unbuildable(file: Path | None, mode: Mode) -> dict[str, str]:
         raise BenchmarkError(f"{file} has no JSON: {error}") from error
     if not isinstance(told, dict):
         raise BenchmarkError(f"{file} has no object with a reason for each model")
+    # One file serves both modes: a model that cannot be trained may well run in inference.
     others = tuple(f"-{each}" for each in Mode if each is not mode)
     return {
         name.removesuffix(f"-{mode}"): str(why) for name, why in told.items() if not name.endswith(others)
@@ -143,15 +144,18 @@ def _unbuildable(file: Path | None, mode: Mode) -> dict[str, str]:
 def _plan(options: argparse.Namespace, mode: Mode, selection: Selection) -> Plan:
     asked = options.variants or names(VARIANTS)
     variants = variants_to_run(asked)
+    # `RecordedStep` refuses to train, so that each model would have a record of a failure.
     if mode is Mode.TRAINING:
         variants = tuple(each for each in variants if each.compile is not Compile.CUDA_GRAPH)
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
+    # A file for each GPU model: a later piece goes on in it, and its variants are compared with each other.
     gpu = "cpu" if options.device == "cpu" else _short(gpu_name())
     return Plan(
         workloads=selection.workloads,
         variants=variants,
         repetitions=1,
+        # A process waits for all others of its GPU; --limit-s bounds what it does itself.
         settings=settings_of(options, CachePolicy.SHARED, options.timeout_s or options.end_s),
         out=out / f"{options.suite}-{mode}-{gpu}.json",
     )

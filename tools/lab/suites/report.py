@@ -206,6 +206,7 @@ def _left_out(result: Result) -> Iterator[str]:
             _cut(each.reason),
         ]
         for mode in Mode
+        # Models that are left out are added below, once for the file and not for each mode.
         for each in remarks(_results(result, mode), {})
     ]
     found += [
@@ -248,6 +249,7 @@ def _name(result: Result) -> str:
 
 def short(workload: str) -> str:
     """Return a workload's name without its mode."""
+    # Not at the end alone: behind the mode there may be a batch, as in `XLNetLMHeadModel-inference-b1`.
     return workload.replace("-inference", "").replace("-training", "")
 
 
@@ -292,6 +294,7 @@ def _paper(stored: Sequence[Result]) -> str:
 
 def _ratio(results: Results, name: str, batch: int) -> float | None:
     records = results.models.get(name)
+    # A name without a batch stands for the suite's own, which need not be the table's.
     if records is None or any(each.batch != batch for each in records.values()):
         return None
     if not results.passes(name, DEFAULT, _OURS):

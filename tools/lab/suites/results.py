@@ -77,6 +77,8 @@ class Results:
     @property
     def compared(self) -> list[str]:
         """The variants that a model has to pass to count in a mean over several of them."""
+        # A model that fails as the second `default`, or cannot be recorded by hand, would otherwise count in
+        # no mean.
         return [each for each in self.variants if each not in (AGAIN, BY_HAND)]
 
     @property
@@ -127,6 +129,7 @@ def _row(results: Results, variant: str) -> tuple[str, ...]:
     compared, common = results.compared, results.common
     runnable = results.runnable()
     passing = [name for name in runnable if results.passes(name, variant)]
+    # A model that a piece has not come to yet is no failure.
     measured = [name for name in runnable if variant in results.models[name]]
     models = common if variant in compared else [name for name in common if results.passes(name, variant)]
     records = [results.models[name][variant] for name in models]

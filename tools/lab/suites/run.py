@@ -39,6 +39,7 @@ Key = tuple[str, str]
 """Of a record: workload and variant."""
 _AFTERWARDS = {Mode.INFERENCE: 4, Mode.TRAINING: 2}
 """Processes that compare results at a time: each has a second model on the GPU, and maybe in float64."""
+# cuBLAS and cuDNN have errors of their own where there is no memory for their handles and workspaces.
 _OUT_OF_MEMORY = (
     "OutOfMemoryError",
     "out of memory",
@@ -165,6 +166,8 @@ class SuiteRun(SharedRun):
         if self._has_failed(workload, str(Compile.EAGER)):
             return []
         lacking = {each.name for each in self.plan.variants if not self._is_known(workload, each)}
+        # The folders of earlier daemons went with their piece, so that a warm variant needs a cold one in
+        # this piece, too.
         lacking |= {VARIANTS[name].filled_by for name in lacking} - {""}
         return [each for each in self.plan.variants if each.name in lacking]
 
@@ -192,6 +195,7 @@ class SuiteRun(SharedRun):
         runner = SuiteRunner(
             folder, self.plan.settings, self.sharing.compiled, full_speed=True, environ=self._environ()
         )
+        # On a thread of its own, since all slots wait for their processes.
         end = threading.Timer(max(0.0, self.left_s()), runner.stop.set)
         end.start()
         try:
@@ -244,6 +248,7 @@ class SuiteRun(SharedRun):
         left_s, size = self.left_s(), self.sharing.at_once or 1
         if self._is_late():
             return ()
+        # Fewer models rather than none where the time that is left does not suffice for all.
         while size and left_s < self._usual_s * (_START + (1 - _START) * size / self._usual_size):
             size -= 1
         found: list[Workload] = []
@@ -253,6 +258,7 @@ class SuiteRun(SharedRun):
 
     def _take_models(self, part: Part, runner: SharedRunner, slot: GpuSlot) -> None:
         """Run models as all variants; raises what went wrong with the ones before."""
+        # Warm ones read the cache that a cold one has filled, and so come in a wave of their own.
         for name in ("cold", "warm"):
             warm_follow = name == "cold" and bool(self._trials(part.workloads, "warm"))
             if wave := self._trials(part.workloads, name):
@@ -273,6 +279,7 @@ class SuiteRun(SharedRun):
     ) -> None:
         """Run trials side by side, and once more, alone, some of those for which the memory did not suffice beside others."""
         for trial, result in self._run(part, wave, runner, slot, is_last=is_last):
+            # One that ran alone had the whole GPU, and would fail again.
             if len(wave) > 1 and result.error and any(text in result.error for text in _OUT_OF_MEMORY):
                 part.alone.append(trial)
             else:
@@ -288,15 +295,19 @@ class SuiteRun(SharedRun):
                 runner.forget(trial)
             for again, result in self._run(part, [trial], runner, slot, is_last=is_last):
                 self.note(again, result)
+            # Only now: while it is listed the part is not timed, and the next models of this GPU do not
+            # begin.
             del part.alone[0]
 
     def _run(
         self, part: Part, wave: Sequence[Trial], runner: SharedRunner, slot: GpuSlot, *, is_last: bool
     ) -> Iterator[tuple[Trial, TrialResult]]:
         """Run trials side by side; they are timed when all else that used the GPU has ended."""
+        # A folder for each wave: the marks of an earlier one would let processes pass that have not compiled.
         folder = part.folder.with_name(f"{part.folder.name}.{time.monotonic_ns()}")
         barrier = barrier_of(wave, runner, folder, slot, held=part.before is not None)
         if part.before:
+            # A future that is done already calls this at once.
             part.before.add_done_callback(lambda _: barrier.admit())
         part.barrier, part.is_last = barrier, is_last
         yield from side_by_side(wave, runner, barrier, slot)
@@ -308,6 +319,7 @@ class SuiteRun(SharedRun):
         new = {(each.workload, each.variant): each for each in super().records()}
         order = {name: number for number, name in enumerate(VARIANTS)}
         both = {**self.known, **new}
+        # Eager mode runs beside the other variants, so that these may have a record before it has failed.
         not_eager = {key[0] for key, each in both.items() if key[1] == Compile.EAGER and each.step_ms is None}
         both = {key: each for key, each in both.items() if key[1] == Compile.EAGER or key[0] not in not_eager}
         return [both[key] for key in sorted(both, key=lambda key: (key[0].lower(), order[key[1]]))]

@@ -38,6 +38,7 @@ def render(content: Mapping[str, Any]) -> str:
 
 
 def _unquoted(text: str) -> str:
+    # The text is shared with pages in Markdown, and a terminal shows its quotes as they are.
     return text.replace("`", "")
 
 

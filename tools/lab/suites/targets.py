@@ -80,9 +80,11 @@ def _no_slower(results: Results, ours: str, kind: str) -> Line:
     both = results.ratios(
         kind, [DEFAULT, REDUCE_OVERHEAD], ours, results.passing(DEFAULT, REDUCE_OVERHEAD, ours)
     )
+    # Where `reduce-overhead` fails, `default` alone is what a user could have instead.
     ratios = {**results.ratios(kind, [DEFAULT], ours, results.passing(DEFAULT, ours)), **both}
     noise = noises(results, kind)
     most = max(noise.values(), default=0.0)
+    # Where a model ran as `default` only once, its noise is not known, and the largest is allowed for.
     above = {name: ratio + noise.get(name, most) for name, ratio in ratios.items()}
     missing = sorted((name for name in above if above[name] < NO_SLOWER), key=ratios.__getitem__)
     worst = min(ratios.values(), default=None)
@@ -129,6 +131,8 @@ def _deciding(results: Results, ours: str) -> Line:
     for name in results.passing(ours):
         records = results.models[name]
         plain = records.get(_PLAIN_OF[ours])
+        # A process that found its caches filled has no time to compile. The plain variant of the same mode
+        # may have one.
         seconds = records[ours].compile_s or (plain.compile_s if plain else None)
         if seconds and (own := deciding_s(records[ours])) is not None:
             spent[name], compiling[name] = own, seconds

@@ -41,6 +41,8 @@ class DiffusionSampler(torch.nn.Module):
         self.schedule = require("numpy").linspace(0.1, 0.9, _STEPS + 1)
         self.denoiser = Denoiser()
 
+    # Dynamo would unroll the loop, and make one graph of all steps. Not recursive: the modules that are
+    # called are compiled all the same.
     @torch.compiler.disable(recursive=False)
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
         """Return samples."""

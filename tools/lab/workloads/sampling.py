@@ -24,6 +24,7 @@ class Sampler(torch.nn.Module):
         self.layers = torch.nn.ModuleList(FeedForward(_WIDTH) for _ in range(_LAYERS))
         self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(_WIDTH) for _ in range(_LAYERS + 1))
         self.output = torch.nn.Linear(_WIDTH, _VOCABULARY, bias=False)
+        # No parameters or buffers, which `Module.to` would move to the GPU.
         self.temperature = torch.ones((), device="cpu")
         self.penalty = torch.zeros((), device="cpu")
 

@@ -35,6 +35,7 @@ def wide_inference(device: torch.device, batch: int) -> Case:
     def draw(generator: torch.Generator) -> Inputs:
         return {"values": torch.randn(batch, _WIDTH, device=device, generator=generator)}
 
+    # A weight and a bias of each layer, the scale and the values are 200.
     return Case(Wide(99).to(device), draw, _call_with_values, precision=torch.float32)
 
 
@@ -120,6 +121,7 @@ class Mixed(torch.nn.Module):
         self.small = torch.nn.ModuleList(Small() for _ in range(small))
         self.heavy_first = heavy_first
 
+    # Not recursive: this frame alone is left out, and each module that it calls is compiled by itself.
     @torch.compiler.disable(recursive=False)
     def forward(self, large: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Return what the last part makes of what the parts before it have made."""
