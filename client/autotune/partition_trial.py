@@ -1,4 +1,4 @@
-"""Takes one partition from its first call to its deployment, through warm-up, wait and trial.
+"""Takes one partition from its first call to its deployment, through warm-up, wait, trial and the agreement of ranks.
 
 A `PartitionTrial` runs the calls of a partition until that is decided; then the decision is deployed in its place. The class is long
 because each of its actions depends on its state.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from pygraphd.schema import policy
 from pygraphd.schema.messages import Deployment, Entry
 from pygraphd.schema.policy import decide
 from pygraphd.schema.reasons import Reason, ReasonCode
+from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.decisions.decision_service import DecisionService
     from pygraphd.client.decisions.leases import PendingGraph
+    from pygraphd.schema.messages import Decision
 
 
 class State(enum.Enum):
@@ -40,21 +43,25 @@ class State(enum.Enum):
     WARM_UP = "KERNELS, untimed: kernels or the helper are being compiled, ranks have not recorded it, or an earlier program was too short"
     WAIT = "KERNELS, while another process measures this graph"
     MEASURE = "real calls run in blocks: GRAPH, KERNELS, GRAPH"
+    PROPOSE = "KERNELS, until the other ranks can be told the decision: the group's store fails"
     DEPLOYED = "one deployment for the rest of the process"
 
 
 TRANSITIONS: Mapping[State, frozenset[State]] = {
-    State.WARM_UP: frozenset({State.WAIT, State.MEASURE, State.DEPLOYED}),
-    State.WAIT: frozenset({State.MEASURE, State.DEPLOYED}),
-    State.MEASURE: frozenset({State.DEPLOYED}),
+    State.WARM_UP: frozenset({State.WAIT, State.MEASURE, State.PROPOSE, State.DEPLOYED}),
+    State.WAIT: frozenset({State.MEASURE, State.PROPOSE, State.DEPLOYED}),
+    State.MEASURE: frozenset({State.PROPOSE, State.DEPLOYED}),
+    State.PROPOSE: frozenset({State.DEPLOYED}),
     State.DEPLOYED: frozenset(),
 }
 
 WARM_UP_CALLS = 2
 FAILED = Reason(ReasonCode.MEASURING_FAILED)
+UNTOLD = rules.not_measured(Reason(ReasonCode.RANKS_UNREACHABLE))
 OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
 WAITING = "launched while another process measured its graph"
+PROPOSING = "launched until the other ranks could be told its decision"
 PASSING = frozenset({ReasonCode.GPU_WAITS, ReasonCode.RESULTS_NAN})
 """Reasons against a recording that pass while the program goes on: a message of another rank comes, a gradient scaler finds its scale."""
 MAX_WAITING_CALLS = 500
@@ -98,19 +105,45 @@ class PartitionTrial:
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         return self._call(inputs)
 
-    def _deploy(self, outcome: Outcome) -> None:
-        """Deploy a decision, and publish it."""
+    def _conclude(self, outcome: Outcome) -> None:
+        """Propose a decision to the other ranks, and deploy what they run."""
         # First, since other threads call it meanwhile, and it stays if this thread is interrupted.
         self._call = self._kernels
+        self._trial = None
+        self._propose(outcome)
+
+    def _propose(self, outcome: Outcome) -> None:
+        digest = self.pending.graph.digest
+        # Other ranks may have decided otherwise. In a tuple, to tell an error from None.
+        answers = self._guarded(lambda: (self.role.propose(digest, outcome.decision),))
+        (decision,) = answers or (rules.not_measured(FAILED, self.pending.calls),)
+        if decision is not None:
+            self._deploy(outcome, decision)
+        elif self.state is not State.PROPOSE:
+            self._enter(State.PROPOSE)
+            self.pending.unfinished_as = UNTOLD, Source.UNFINISHED
+            # At once: the store may be gone for good, as where rank 0 has ended.
+            self._guarded(lambda: self._decisions.record(self.pending, outcome))
+            self._call = functools.partial(self._propose_again, outcome)
+
+    def _propose_again(self, outcome: Outcome, inputs: list[Any]) -> Any:
+        """Run a call as KERNELS, and propose again; the store is asked at growing intervals."""
+        if self._changing.acquire(blocking=False):
+            try:
+                if self.state is State.PROPOSE:
+                    self._propose(outcome)
+            finally:
+                self._changing.release()
+        self._decisions.report.count_fallback(PROPOSING)
+        return self._kernels(inputs)
+
+    def _deploy(self, outcome: Outcome, decision: Decision) -> None:
+        """Deploy the decision of the ranks, and publish the outcome of this one."""
         self._enter(State.DEPLOYED)
         candidates = self._candidates
         assert candidates is not None
-        digest = self.pending.graph.digest
-        # Other ranks may have decided otherwise.
-        proposed = self._guarded(lambda: self.role.propose(digest, outcome.decision))
-        decision = proposed or rules.not_measured(FAILED, self.pending.calls)
         self._call = candidates.runnable(decision.deployment)
-        self._candidates = self._trial = None
+        self._candidates = None
         self._guarded(lambda: self._deploy_here(candidates, decision.deployment))
         self._guarded(lambda: self._decisions.publish(self.pending, outcome, decision))
 
@@ -166,7 +199,7 @@ class PartitionTrial:
     def _leave_warm_up(self, sizes: tuple[int, ...]) -> None:
         lease = self._guarded(lambda: self._decisions.acquire(self.pending))
         if isinstance(lease, Entry):
-            self._deploy(Outcome(lease.decision, adopted=lease))
+            self._conclude(Outcome(lease.decision, adopted=lease))
         elif lease is LeaseState.OTHERS:
             if self.state is State.WARM_UP:
                 self._call = self._wait
@@ -240,7 +273,7 @@ class PartitionTrial:
 
     def _decide(self, trial: Trial) -> None:
         outcome = self._guarded(lambda: self._judge(trial))
-        self._deploy(outcome or Outcome(rules.not_measured(FAILED, self.pending.calls)))
+        self._conclude(outcome or Outcome(rules.not_measured(FAILED, self.pending.calls)))
 
     def _judge(self, trial: Trial) -> Outcome:
         candidates = self._candidates

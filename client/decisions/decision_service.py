@@ -182,7 +182,13 @@ class DecisionService:
             return
         if outcome.measurements:
             self.report.count(measured=1)
-        # The result of this process, whatever its group runs: it is for later programs.
+        self.record(pending, outcome)
+
+    def record(self, pending: PendingGraph, outcome: Outcome) -> None:
+        """Record the result of this process in the cache, once for a graph. Whatever its group runs: it is for later programs."""
+        if pending.is_recorded or outcome.adopted is not None:
+            return
+        pending.is_recorded = True
         record = Record(pending.graph, outcome.decision, outcome.measurements, outcome.recording_us or None)
         self.cache.record(pending.environment, [record])
 
@@ -205,7 +211,8 @@ class DecisionService:
         """Report and record the graphs that were called too seldom to be measured; the last thing a process does here."""
         pending = list(self._pending)  # other threads may still be at work
         for each in pending:
-            self._end(each, left=self._leases.is_left_to_others(each))
+            # One that waits to be told to the other ranks is measured, or adopted.
+            self._end(each, left=each.unfinished_as is None and self._leases.is_left_to_others(each))
         for each in pending:
             self.close_one(each)
         self._take_dropped(0)

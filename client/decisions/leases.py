@@ -58,6 +58,8 @@ class PendingGraph:
     """The number of calls in the entry of the cache; -1: there is no entry. Infinity: the entry is measured, if noisily, so nothing less is recorded."""
     unfinished_as: tuple[Decision, Source] | None = None
     """The decision to report if the program ends first, or if the validation holds; None: the graph had too few calls."""
+    is_recorded: bool = False
+    """Whether the result of this process is recorded, although the group has no decision yet."""
     calls: int = 0
     state: LeaseState = LeaseState.OPEN
     answer: Entry | None = None
@@ -78,7 +80,8 @@ class Leases:
         self._clock = clock
         self._pending: dict[PendingGraph, None] = {}
         self._polls = Backoff(FIRST_POLL_S, longest=LONGEST_POLL_S)
-        self._renew_at = float("inf")
+        # No time before a daemon has granted for how long: until then there is no lease to keep.
+        self._renewal_s = self._renew_at = float("inf")
         self._asking = threading.Lock()
 
     def add(self, pending: PendingGraph) -> None:
@@ -110,7 +113,10 @@ class Leases:
         return pending.answer or (LeaseState.OURS if pending.state is LeaseState.OURS else LeaseState.OTHERS)
 
     def renew(self, pending: PendingGraph) -> None:
-        """Prolong the leases of this process if it is time to; to be called while a graph is measured."""
+        """Prolong the leases of this process if it is time to; to be called while a graph is measured.
+
+        A failed request is repeated a third of a lease later. `Cache` limits the time of each, and of how many failures.
+        """
         pending.was_called = True
         if self._clock() < self._renew_at or not self._asking.acquire(blocking=False):
             return
@@ -119,8 +125,9 @@ class Leases:
             called = [each for each in list(self._pending) if each.was_called]
             for each in called:
                 each.was_called = False
-            # Stays so if no daemon answers: then there is no lease to keep.
-            self._renew_at = float("inf")
+            # Before the request: one that fails, or that a signal handler ends, is made again after this. The daemon may be
+            # back by then, and without a lease it would have another process measure the same graph.
+            self._renew_at = self._clock() + self._renewal_s
             for environment, some in _by_environment(called).items():
                 self._lease(environment, some)
         finally:
@@ -154,7 +161,8 @@ class Leases:
             answer = self._cache.lease(environment, some)
             if answer is None:
                 return None
-            self._renew_at = self._clock() + answer.seconds / 3
+            self._renewal_s = answer.seconds / 3
+            self._renew_at = self._clock() + self._renewal_s
             granted.update(answer.granted)
         return frozenset(granted)
 

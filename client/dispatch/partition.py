@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,8 +97,8 @@ class Partition:
                     return self._validate(candidates, entry, expected)
             self.report(decision, Source.GROUP)
             return self._deploy(candidates, decision.deployment)
-        if not role.leads:
-            return self._follow(candidates)
+        if not role.leads or own is not None:
+            return self._follow(candidates, own)
         if entry is not None:
             self.rejection = because(ReasonCode.NOT_FINAL, f"{entry.decision.calls} calls")
         return self._measure(candidates, entry.decision if entry else None)
@@ -151,23 +150,36 @@ class Partition:
         pending = self._pending = self._new_pending()
         pending.unfinished_as = entry.decision, Source.CACHE
         decisions = self._context.decisions
-        decisions.report.count(checked=1)
+        decisions.report.count(validated=1)
         return self._run(
             Validation(pending, deployment, expected, self._sizes, candidates, finish, decisions)
         )
 
-    def _follow(self, candidates: Candidates) -> Runnable:
-        """Run KERNELS until the leader has decided. With collectives, run GRAPH: the leader's GRAPH would wait for slower KERNELS here."""
+    def _follow(self, candidates: Candidates, own: Decision | None) -> Runnable:
+        """Run KERNELS until there is a decision: that of the leader, or `own` once the store takes it.
+
+        With collectives, run GRAPH: the leader's GRAPH would wait for slower KERNELS here.
+        """
 
         def deploy(decision: Decision) -> Runnable:
             decisions.followed(pending, decision)
             return self._deploy(candidates, decision.deployment)
 
-        decisions, pending = self._context.decisions, self._new_pending()
+        decisions, role, digest = self._context.decisions, self._context.role, self.graph.digest
+        pending = self._new_pending()
         pending.unfinished_as = rules.not_measured(Reason(ReasonCode.RANKS_UNDECIDED)), Source.UNFINISHED
-        ask = functools.partial(self._context.role.wait, self.graph.digest)
+
+        def ask(waited_s: float) -> Decision | None:
+            return role.wait(digest, waited_s) if own is None else role.propose(digest, own)
+
+        def lead(waited_s: float) -> Runnable | None:
+            if own is not None or not role.takes_over(digest, waited_s):
+                return None
+            decisions.close_one(pending)
+            return self._measure(candidates, None)
+
         waits = Deployment.GRAPH if candidates.recordings.kernels else Deployment.KERNELS
-        follower = Follower(candidates.runnable(waits), ask, deploy, decisions.report)
+        follower = Follower(candidates.runnable(waits), ask, deploy, decisions.report, lead=lead)
         decisions.open(pending, follower, lease=False)
         return self._run(follower)
 
@@ -196,7 +208,8 @@ class Partition:
     def report_only_kernels(self, decision: Decision) -> None:
         """Report and record that the partition can only run as KERNELS, with the reason, unless the cache has this already."""
         role = self._context.role
-        agreed = role.propose(self.graph.digest, decision)
+        # If the store fails, the others find out for themselves.
+        agreed = role.propose(self.graph.digest, decision) or decision
         source = Source.RULE if agreed == decision else Source.GROUP
         # The group may have agreed on GRAPH, which cannot be had on this rank.
         if agreed.deployment is not Deployment.KERNELS:

@@ -65,10 +65,12 @@ class Devices:
             self._collective.add(made)
         return made
 
-    def end_collectives(self) -> None:
-        """Destroy the recordings of collectives, before a process group ends, which would wait for them."""
+    def end_collectives(self, group: str | None = None) -> None:
+        """Destroy the recordings of collectives of the group with this name, before it ends, which would wait for them. None: of all groups."""
         for each in list(self._collective):
-            each.close()
+            groups = {name for collectives in each.facts.collectives for _, name in collectives}
+            if group is None or group in groups:
+                each.close()
 
     def recorder(self, device_index: int) -> CudaRecorder | None:
         """Return the recorder of a GPU; None, and a failure in the report, where nothing can be recorded."""

@@ -142,10 +142,10 @@ class Hook:
                 self._undo.append(lambda: os.environ.__delitem__(GRAPH_REGISTER))
             self._undo.append(torch_private.before_groups_end(self._end_collectives))
 
-    def _end_collectives(self) -> None:
+    def _end_collectives(self, group: str | None) -> None:
         with self._guard("ending collectives"):
             if self.runtime is not None and self.runtime.pid == os.getpid():  # a forked child has no GPU
-                self.runtime.devices.end_collectives()
+                self.runtime.devices.end_collectives(group)
 
     def _before_saving(self, add: Callable[[Mapping[str, object]], None]) -> None:
         """Have the decisions of this process be among the artifacts that the program is about to save."""

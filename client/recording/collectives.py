@@ -12,14 +12,15 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.backend.errors import NotRelocatableError, RanksError
 from pygraphd.client.common.guard import guarded
+from pygraphd.client.recording.pipeline import STUCK
 from pygraphd.client.recording.recordings import BEING_RECORDED, MAX_RECORDINGS, NOT_YET, Recordings
 from pygraphd.client.recording.size_slot import Persistence, Refusal
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
@@ -53,8 +54,8 @@ class CollectiveRecordings(Recordings):
         super().__init__(launch, recorder, report, facts, max_recordings)
         self._groups = groups
         self._is_closed = False
-        self._timeout_s: float | None = None
-        """The time-out of the process group, once there is a recording."""
+        self._timeout_s: Callable[[], float] | None = None
+        """Returns the present time-out of the process group, once there is a recording."""
 
     @property
     def is_awaited(self) -> bool:
@@ -124,7 +125,7 @@ class CollectiveRecordings(Recordings):
             self._recording.release()
 
     def _begin(self, slot: SizeSlot, inputs: Sequence[Any]) -> Lockstep | None:
-        """Begin an attempt; return None if this rank has voted against it, so that all ranks run KERNELS."""
+        """Begin an attempt; return None if this rank has not voted for it, so that all ranks run KERNELS."""
         size = ",".join(map(str, slot.size))
         try:
             lockstep = self._groups.lockstep(
@@ -133,12 +134,19 @@ class CollectiveRecordings(Recordings):
         except NotRelocatableError as error:
             self._refuse(slot, Refusal(str(error), Persistence.PROCESS, ReasonCode.COLLECTIVES))
             return None
+        except RanksError as error:
+            # Not voted, since that takes the store. Without this rank's vote no rank records.
+            if slot.refusal is None:
+                persistence = Persistence.PROCESS if _is_last(slot) else Persistence.ONE_CALL
+                self._refuse(slot, Refusal(str(error), persistence, ReasonCode.RANKS_NOT_RECORDED))
+            return None
         reason = A_RANK_RUNS_KERNELS if self._is_closed else self._why_not_record(slot)
         if reason is None:
             reason = self._conditions.why_not(inputs)
         # Asked last, since it may take seconds.
         if reason is None and not self._recorder.is_idle_within(IDLE_S):
             reason = NOT_IDLE
+            lockstep.is_late = True
         if reason is None:
             return lockstep
         is_new = slot.refusal is None
@@ -173,7 +181,7 @@ class CollectiveRecordings(Recordings):
             raise  # as without PyGraph
         if difference is None:
             self._keep(slot, attempt)
-            self._timeout_s = lockstep.timeout_s
+            self._timeout_s = lockstep.present_timeout_s
             self._recorder.watch.begin(lockstep.timeout_s)
             return outputs
         if not isinstance(difference, Refusal):
@@ -186,11 +194,17 @@ class CollectiveRecordings(Recordings):
 
     def _abort(self, slot: SizeSlot, refusal: Refusal, lockstep: Lockstep) -> None:
         """Abort the attempt on all ranks, and refuse the size if no further attempt will be made."""
-        self._groups.late += lockstep.is_late or refusal.reason == NOT_IDLE
         # Attempts end once the ranks have replayed: a recording that differs is not repeated.
-        is_last = slot.calls == ATTEMPT_CALLS[-1] or lockstep.steps > 0
         if refusal.persistence in {Persistence.ONE_CALL, Persistence.TRANSIENT}:
-            persistence = Persistence.PROCESS if is_last else Persistence.ONE_CALL
+            persistence = (
+                Persistence.PROCESS if _is_last(slot) or lockstep.steps > 0 else Persistence.ONE_CALL
+            )
             refusal = dataclasses.replace(refusal, persistence=persistence)
         lockstep.refuse(refusal.reason, for_good=refusal.persistence is not Persistence.ONE_CALL)
         self._refuse(slot, refusal)
+        if lockstep.is_late or refusal.reason == STUCK:
+            self._groups.note_late(lockstep)
+
+
+def _is_last(slot: SizeSlot) -> bool:
+    return slot.calls == ATTEMPT_CALLS[-1]

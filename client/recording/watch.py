@@ -47,11 +47,11 @@ class Watch:
         self._in_capture = in_capture
         self._end = end
         self._timeout_s: float | None = None
-        self._latest: tuple[float, float] | None = None
-        """The time at which the latest replay was launched, and its time-out, in seconds."""
+        self._latest: tuple[float, Callable[[], float]] | None = None
+        """The time at which the latest replay was launched, and what returns its time-out, in seconds."""
 
     def begin(self, timeout_s: float) -> None:
-        """Watch the replays that are noted from now on. `timeout_s` is the time-out of one group; each replay is noted with that of its own."""
+        """Watch the replays that are noted from now on. `timeout_s` is the time-out of one group, by which the pauses between polls are chosen."""
         if any(os.environ.get(each) == "0" for each in SWITCHES):
             return  # the user has switched c10d's watchdog off
         before, self._timeout_s = self._timeout_s, min(timeout_s, self._timeout_s or timeout_s)
@@ -59,8 +59,12 @@ class Watch:
             target, mine = _poll_until_gone, weakref.ref(self)
             threading.Thread(target=target, args=(mine,), name="pygraph-watch", daemon=True).start()
 
-    def note(self, timeout_s: float | None) -> None:
-        """Note a call on the current stream. `timeout_s` is None until there is a recording; from then on, calls as KERNELS are noted as well. Raises nothing."""
+    def note(self, timeout_s: Callable[[], float] | None) -> None:
+        """Note a call on the current stream. Raises nothing.
+
+        `timeout_s` returns the present time-out of the call's group in seconds, which the program may change at any time. It is called
+        by `poll`, in a thread of its own. It is None until there is a recording; from then on, calls as KERNELS are noted as well.
+        """
         if timeout_s is not None and self._timeout_s is not None and not self._in_capture():
             self._latest = time.monotonic(), timeout_s  # before the event, which may be queried at any time
             try:
@@ -71,14 +75,14 @@ class Watch:
     def poll(self, now: float) -> float:
         """End the process if the latest replay has not ended in time; return the seconds until the next poll."""
         latest = self._latest
-        if latest is not None and now - latest[0] >= latest[1]:
+        if latest is not None and now - latest[0] >= (timeout_s := latest[1]()):
             with self._relaxed():
                 is_done = self._event.query()
             # A replay that was noted meanwhile has recorded the event anew, and has all of its time.
             if latest is self._latest:
                 self._latest = None
                 if not is_done:
-                    self._end(latest[1])
+                    self._end(timeout_s)
         return min((self._timeout_s or LONGEST_PAUSE_S) / 10, LONGEST_PAUSE_S)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.cache import MAX_DAEMON_FAILURES, Cache
+from pygraphd.client.decisions.leases import Leases, PendingGraph
 from pygraphd.schema.messages import (
     MAX_BODY_BYTES,
     LeaseAnswer,
@@ -174,3 +175,17 @@ def test_a_server_that_answers_for_another_environment_is_not_believed(places: L
         cache.record(ENVIRONMENT, [RECORD])
     assert report.failures == {"daemon: answered for another environment": MAX_DAEMON_FAILURES}
     assert (report.counts["recorded"], report.counts["spooled"]) == (0, 1)
+
+
+def test_a_server_that_refuses_renewals_is_not_asked_for_ever(places: Locations) -> None:
+    now, sound = [0.0], [told(SOUND)] * 2  # for the lease and the lookup
+    with Answering(places.socket, lambda _: sound.pop() if sound else HOSTILE["empty"]) as server:
+        leases = Leases(Cache(places, "host", report := Report()), lambda _entry: False, lambda: now[0])
+        leases.add(pending := PendingGraph(RECORD.graph, ENVIRONMENT))
+        leases.acquire(pending)
+        for _ in range(10):
+            now[0] += 3600.0
+            leases.renew(pending)
+
+        assert len(server.requests) == 2 + MAX_DAEMON_FAILURES
+    assert sum(report.failures.values()) == MAX_DAEMON_FAILURES

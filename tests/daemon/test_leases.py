@@ -11,6 +11,7 @@ import pytest
 
 from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.cache import Cache
+from pygraphd.client.decisions.leases import Leases, LeaseState, PendingGraph
 from pygraphd.schema.messages import LeaseAnswer, LeaseRequest, RecordRequest, decode, encode
 from tests.support.patience import patient
 
@@ -161,6 +162,36 @@ def test_a_lease_has_an_end(home: Home, make_request: Callable[..., RecordReques
 
     assert answer is not None
     assert (answer.granted, answer.seconds) == (tuple(graphs), 0.5)
+
+
+def _asking(cache: Cache, request: RecordRequest, now: Callable[[], float]) -> tuple[Leases, PendingGraph]:
+    """Return the leases of a process that has asked for the one graph of a request, by a clock of its own."""
+    process = Leases(cache, lambda _entry: True, now)
+    process.add(pending := PendingGraph(request.records[0].graph, request.environment))
+    process.acquire(pending)
+    return process, pending
+
+
+def test_a_lease_is_renewed_once_a_daemon_is_back(
+    home: Home, make_request: Callable[..., RecordRequest]
+) -> None:
+    """The new daemon knows of no leases, and another process would measure the same graph."""
+    home.variables["PYGRAPHD_LEASE"] = "1h"
+    request, hours = make_request("a"), [0.0]
+    home.start()
+    process, pending = _asking(
+        Cache(home.locations, "here", report := Report()), request, lambda: hours[0] * 3600
+    )
+    home.pygraphd("stop")
+    hours[0] = 0.5
+    process.renew(pending)
+    home.start()
+    hours[0] = 1.0
+    process.renew(pending)
+
+    assert (pending.state, report.failures) == (LeaseState.OURS, {"daemon: no daemon": 1})
+    _, other = _asking(Cache(home.locations, "there", Report()), request, lambda: hours[0] * 3600)
+    assert other.state is LeaseState.OTHERS
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ class Host:
     def __init__(self) -> None:
         self.report = Report()
         self.results: list[Outcome] = []
+        self.recorded: list[Outcome] = []
         self.leases: list[Entry | LeaseState] = []
 
     def open(self, pending: PendingGraph, owner: object, *, lease: bool = True) -> None: ...
@@ -56,6 +57,9 @@ class Host:
 
     def publish(self, pending: PendingGraph, outcome: Outcome, runs: Decision) -> None:
         self.results.append(outcome)
+
+    def record(self, pending: PendingGraph, outcome: Outcome) -> None:
+        self.recorded.append(outcome)
 
 
 def trial_of(

@@ -16,7 +16,7 @@ from pygraphd.client.backend.torch_private.autograd import (
 )
 from pygraphd.client.backend.torch_private.capture import (
     Pool, allocation_history, capturing, clear_workspaces, current_device, current_stream, empty_cache, graphs_share_random_state,
-    history_is_recorded, in_capture, pool_served_by, release_pool, stream_watch, threads_that_compile,
+    history_is_recorded, in_capture, keeps_freed_memory, pool_served_by, release_pool, stream_watch, threads_that_compile,
 )
 from pygraphd.client.backend.torch_private.compiled_facts import CompiledFacts, PartitionMap, facts
 from pygraphd.client.backend.torch_private.distributed import before_groups_end, default_store, group_on_gpus

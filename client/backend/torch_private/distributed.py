@@ -29,9 +29,10 @@ def group_on_gpus(name: str) -> tuple[int, int, float, str]:
     return lowest, backend.size(), backend.options._timeout.total_seconds(), type(backend).__name__
 
 
-def before_groups_end(action: Callable[[], object]) -> Callable[[], None]:
+def before_groups_end(action: Callable[[str | None], object]) -> Callable[[], None]:
     """Have `action` be called before a process group shuts down or is aborted; return a function that undoes that.
 
+    It gets the name of the group, or None if all groups end: with the default group, or with one whose name is not known.
     `destroy_process_group` itself may have been imported by name already.
     """
     group = torch.distributed.ProcessGroup
@@ -46,16 +47,25 @@ def before_groups_end(action: Callable[[], object]) -> Callable[[], None]:
     return stop
 
 
-def _before(owner: Any, name: str, action: Callable[[], object]) -> Callable[[], None]:
+def _before(owner: Any, name: str, action: Callable[[str | None], object]) -> Callable[[], None]:
     original, before = getattr(owner, name), vars(owner)[name]
 
     @functools.wraps(original)
     def hooked(*arguments: Any, **named: Any) -> Any:
-        action()
+        # All of these take the group first.
+        action(_name_of(next(iter((*arguments, *named.values())), None)))
         return original(*arguments, **named)
 
     setattr(owner, name, hooked)
     return lambda: setattr(owner, name, before)
+
+
+def _name_of(group: Any) -> str | None:
+    """Return the name by which graphs refer to a process group; None if it is the default group, or has no name."""
+    try:
+        return None if group is torch.distributed.group.WORLD else str(group.group_name)
+    except Exception:  # noqa: BLE001 - a program may have a class of its own, and its group is to end all the same
+        return None
 
 
 def _c10d() -> Any:

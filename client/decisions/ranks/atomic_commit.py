@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 COMMIT = "commit"
 """The value of the register if all ranks take the step. Any other value is the reason why none does."""
-LATE_END = " ranks came in time"
-LATE = "{} of {}" + LATE_END
+LATE = "{} of {} ranks came in time"
 UNREACHABLE = "a rank could not reach the group's store"
 STALE = "the group's store has the votes of an earlier job"
 """Result where a counter holds more votes than there are ranks. The store of an elastic launcher may outlive a restart, and the register
@@ -61,10 +60,13 @@ class Ballot:
         self._is_counted = False
         self._proposal: str | None = None
         self._result: str | None = None
+        self.has_waited = False
+        """Whether this rank has waited until the limit without a result."""
 
     def poll(self, now: float) -> str | None:
         """Vote, or read the result, by one or two operations of the store; return COMMIT or the reason against it, None while undecided."""
         if self._result is None:
+            self.has_waited = self._has_voted and now >= self._deadline
             try:
                 self._result = self._step(now)
             except RegisterError:

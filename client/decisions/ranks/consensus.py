@@ -1,16 +1,19 @@
 """One decision for each graph in a process group, as seen by one rank: the leader looks up and measures, other ranks wait.
 
-The decision of a rank is a proposal; the value in the graph's register runs on every rank. A rank that cannot reach the registers
-runs KERNELS, with a reason. Needs no torch.
+The decision of a rank is a proposal; the value in the graph's register runs on every rank. A rank that cannot reach the registers runs
+KERNELS and asks again later. After a time limit it keeps KERNELS, with a reason. Needs no torch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.decisions import rules
+from pygraphd.client.decisions.ranks.reachability import Reachability
 from pygraphd.client.decisions.ranks.write_once import RegisterError, Registers, Verdict
 from pygraphd.schema.messages import Decision
 from pygraphd.schema.reasons import Reason, ReasonCode, because
@@ -20,10 +23,10 @@ if TYPE_CHECKING:
 
     from pygraphd.client.common.report import Report
 
-MAX_STORE_FAILURES = 2
-"""Failures after which a rank does not ask the group's store again."""
 WAIT_LIMIT_S = 120.0
-"""Seconds that a rank waits for the leader's decision."""
+"""Seconds that a rank waits for the leader's decision, or with a proposal for a store that does not answer."""
+UNLED_S = 10.0
+"""Seconds after which a rank leads itself for a graph that no rank leads, as a backward that only this rank has."""
 MAX_AGREED_GRAPHS = 4096
 """Graphs whose decisions are kept: those used last. The registers have the decisions of all graphs."""
 OTHER_ENVIRONMENT = "decided in another environment"
@@ -41,60 +44,71 @@ class RankRole:
         """Return the decision for a graph; None: there is none yet. A leader proposes `own`, the decision of its cache, if it has one."""
         return own
 
-    def propose(self, graph: str, decision: Decision) -> Decision:
-        """Propose this process's decision; return the decision that runs."""
+    def propose(self, graph: str, decision: Decision) -> Decision | None:
+        """Propose this process's decision; return the decision that runs. None: the store does not answer, to be tried again later."""
         return decision
 
     def wait(self, graph: str, waited_s: float) -> Decision | None:
         """Return the leader's decision, or None to go on waiting."""
         return None
 
+    def takes_over(self, graph: str, waited_s: float) -> bool:
+        """Return whether this process measures a graph, for which it waits, from now on: no rank does."""
+        return False
+
 
 ALONE = RankRole()
 
 
 class Agreement:
-    """One rank's view of the decisions of its group, and of those that it took alone after an error."""
+    """One rank's view of the decisions of its group, and of those that it took alone after errors."""
 
-    def __init__(self, registers: Registers, report: Report, wait_limit_s: float = WAIT_LIMIT_S) -> None:
+    def __init__(
+        self,
+        registers: Registers,
+        report: Report,
+        wait_limit_s: float = WAIT_LIMIT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.registers = registers
         self.wait_limit_s = wait_limit_s
-        self._report = report
-        self._failures = 0
+        self._reachability = Reachability(report, clock)
         self._known = BoundedLRU[str, Decision](MAX_AGREED_GRAPHS)
         self._leads = BoundedLRU[str, bool](MAX_AGREED_GRAPHS)
 
-    def role(self, leader_key: str, graphs: Sequence[str], environment: str) -> RankRole:
-        """Return this rank's role for some graphs; one rank leads for all graphs with the same `leader_key`."""
-        if leader_key not in self._leads:
-            leads = self._attempt(graphs, lambda: self.registers.become_leader(leader_key))
-            if leads is None:
-                # Not remembered: `_attempt` has decided these graphs, and may reach the store for the next.
-                return _GroupRole(self, environment, leads=False)
-            self._leads[leader_key] = leads
-        return _GroupRole(self, environment, leads=self._leads[leader_key])
+    def ask(self, operation: Callable[[], _T]) -> _T:
+        """Return the result of an operation on the registers; raises RegisterError if the store fails, or has failed lately."""
+        return self._reachability.ask(operation)
 
-    def adopt(self, graph: str, environment: str, action: Callable[[], Verdict | None]) -> Decision | None:
-        """Return the decision for a graph that `action` finds in its register; None: there is none yet."""
+    def role(self, leader_key: str, graphs: Sequence[str], environment: str) -> RankRole:
+        """Return this rank's role for some graphs; one rank leads for all graphs with the same `leader_key` that it compiles."""
+        if leader_key not in self._leads:
+            try:
+                self._leads[leader_key] = self.ask(lambda: self.registers.become_leader(leader_key))
+            except RegisterError:
+                # Not remembered: the store may answer for the backward. To follow is right, whoever leads.
+                return _GroupRole(self, environment, leads=False)
+        leads = self._leads[leader_key]
+        if leads:
+            # Or another rank would measure them, too, which costs time and nothing else.
+            with contextlib.suppress(RegisterError):
+                self.ask(lambda: [self.registers.lead(graph) for graph in graphs])
+        return _GroupRole(self, environment, leads=leads)
+
+    def adopt(self, graph: str, environment: str, operation: Callable[[], Verdict | None]) -> Decision | None:
+        """Return the decision for a graph that `operation` finds in its register; None: there is none yet. Raises RegisterError as `ask`."""
         if graph not in self._known:
-            verdict = self._attempt([graph], action)
+            verdict = self.ask(operation)
             if verdict is not None:
                 self._known[graph] = _marked(verdict, environment)
         return self._known.get(graph)
 
-    def _attempt(self, graphs: Sequence[str], action: Callable[[], _T]) -> _T | None:
-        """Run `action` on the registers; after a failure, this rank decides these graphs alone."""
-        if self._failures < MAX_STORE_FAILURES:
-            try:
-                return action()
-            except RegisterError as error:
-                self._failures += 1
-                self._report.count_failure(f"ranks: {error}")
-        # What was agreed on before the failure stays.
-        for graph in graphs:
-            if graph not in self._known:
-                self._known[graph] = _alone()
-        return None
+    def decide_alone(self, graph: str) -> Decision | None:
+        """Return KERNELS for a graph, for good, if the store has not answered for the limit; None before that."""
+        if self._reachability.failing_s < self.wait_limit_s:
+            return None
+        self._known[graph] = decision = _alone()
+        return decision
 
 
 def _alone() -> Decision:
@@ -117,18 +131,24 @@ class _GroupRole(RankRole):
     def __init__(self, agreement: Agreement, environment: str, *, leads: bool) -> None:
         self._agreement = agreement
         self._environment = environment
+        self._led_by_others = set[str]()
         self.leads = leads
 
     def decision_for(self, graph: str, own: Decision | None) -> Decision | None:
         if own is not None:
             return self.propose(graph, own)
         registers = self._agreement.registers
-        return self._agreement.adopt(graph, self._environment, lambda: registers.read(graph))
+        try:
+            return self._agreement.adopt(graph, self._environment, lambda: registers.read(graph))
+        except RegisterError:
+            return None
 
-    def propose(self, graph: str, decision: Decision) -> Decision:
+    def propose(self, graph: str, decision: Decision) -> Decision | None:
         registers, verdict = self._agreement.registers, Verdict(self._environment, decision)
-        adopted = self._agreement.adopt(graph, self._environment, lambda: registers.write(graph, verdict))
-        return adopted or _alone()
+        try:
+            return self._agreement.adopt(graph, self._environment, lambda: registers.write(graph, verdict))
+        except RegisterError:
+            return self._agreement.decide_alone(graph)
 
     def wait(self, graph: str, waited_s: float) -> Decision | None:
         limit_s, decision = self._agreement.wait_limit_s, self.decision_for(graph, None)
@@ -136,3 +156,15 @@ class _GroupRole(RankRole):
             return decision
         # Not taken alone: the leader may be writing at this moment, and the first write holds for all.
         return self.propose(graph, rules.not_measured(Reason(ReasonCode.RANKS_LATE, f"{limit_s:g} s")))
+
+    def takes_over(self, graph: str, waited_s: float) -> bool:
+        agreement = self._agreement
+        if waited_s < UNLED_S or graph in self._led_by_others:
+            return False
+        try:
+            leads = agreement.ask(lambda: agreement.registers.lead(graph))
+        except RegisterError:
+            return False
+        if not leads:
+            self._led_by_others.add(graph)  # the register keeps its value
+        return leads

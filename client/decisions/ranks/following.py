@@ -27,15 +27,22 @@ LONGEST_S = 10.0
 """Longest time in seconds between two polls, so that two minutes take about two dozen polls."""
 PATIENT_CALLS = 100
 """First calls during which waited time does not count: the leader needs two dozen for a trial, however long they take."""
+UNLED_CALLS = 10
+"""First calls after which this rank may measure a graph that no rank measures. By then the leader has compiled its graphs, and the other
+followers wait for long enough to get the result."""
 COMPILING_CALLS = 2
 """First calls of a graph, which may be minutes apart while others are being compiled. Waiting begins after them."""
+
+
+def _never(_: float) -> None:
+    """Have another rank measure, however long that takes."""
 
 
 class Follower:
     """Runs a graph that another rank measures; call it with Inductor's list of inputs.
 
     `ask` takes the seconds waited and returns the decision, or None. `deploy` puts the decided callable in this object's place, and
-    returns it.
+    returns it. `lead` takes the seconds waited; if no rank measures the graph, it has this one do so, and returns the callable for that.
     """
 
     def __init__(
@@ -45,10 +52,12 @@ class Follower:
         deploy: Callable[[Decision], Runnable],
         report: Report,
         clock: Callable[[], float] = time.monotonic,
+        lead: Callable[[float], Runnable | None] = _never,
     ) -> None:
         self._call: Runnable = launch
         self._ask = ask
         self._deploy: Callable[[Decision], Runnable] | None = deploy
+        self._lead = lead
         self._report = report
         self._clock = clock
         self._calls = 0
@@ -79,7 +88,16 @@ class Follower:
         else:
             self._polls.postpone(now)
         # A leader could not have measured in fewer calls.
-        decision = self._ask(now - self._began if self._calls > PATIENT_CALLS else 0.0)
+        waited_s = now - self._began
+        decision = self._ask(waited_s if self._calls > PATIENT_CALLS else 0.0)
         if decision is not None:
-            self._deploy = None  # it holds the candidates that were not chosen
+            self._end()
             self._call = deploy(decision)
+        elif self._calls > UNLED_CALLS and (run := self._lead(waited_s)) is not None:
+            self._end()
+            self._call = run
+
+    def _end(self) -> None:
+        # These hold the candidates that are not chosen.
+        self._deploy = None
+        self._lead = _never

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend.errors import RanksError
-from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LATE_END, LONGEST_POLL_S, Ballot, vote
+from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LONGEST_POLL_S, Ballot, vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,18 +44,27 @@ class Lockstep:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Any] = time.sleep,
         longest_poll_s: float = LONGEST_POLL_S,
+        group: str = "",
+        late_before: int = 0,
+        present_timeout_s: Callable[[], float] | None = None,
     ) -> None:
         self._counters = counters
         self._attempt = attempt
         self._ranks = ranks
         self.timeout_s = timeout_s
+        self.present_timeout_s = present_timeout_s or (lambda: timeout_s)
+        """Returns the time-out of the group at any later time, since the program may change it."""
         self._clock = clock
         self._sleep = sleep
         self._longest_poll_s = longest_poll_s
+        self.group = group
+        """The name of the group among all groups of the job."""
+        self.late_before = late_before
+        """How often ranks of the group had waited in vain when the attempt began; see `LateRanks`."""
         self.steps = 0
         """The number of steps that all ranks have taken. After the first one, each rank runs the collectives once more."""
         self.is_late = False
-        """Whether a rank did not vote within the limit."""
+        """Whether this rank has waited until the limit in vain. One that comes later loses no time."""
         self._is_over = False
 
     def ballot(self) -> Ballot:
@@ -69,13 +78,15 @@ class Lockstep:
 
     def go_on(self) -> None:
         """Vote for the next step, and wait for the result; raises RanksError if no rank takes the step."""
-        self.note(vote(self.ballot(), self._clock, self._sleep, self._longest_poll_s))
+        ballot = self.ballot()
+        result = vote(ballot, self._clock, self._sleep, self._longest_poll_s)
+        self.is_late = ballot.has_waited and result != COMMIT
+        self.note(result)
 
     def note(self, result: str) -> None:
         """Note the result of a vote; raises RanksError unless the step is taken."""
         self._is_over = result != COMMIT or self.steps + 1 == len(STEPS)
         if result != COMMIT:
-            self.is_late = result.endswith(LATE_END)
             raise RanksError(result.removeprefix(FOR_GOOD), for_good=result.startswith(FOR_GOOD))
         self.steps += 1
 

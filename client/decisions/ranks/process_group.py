@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.backend.errors import NotRelocatableError, RanksError
 from pygraphd.client.common.bounded_lru import BoundedLRU
-from pygraphd.client.decisions.ranks.atomic_commit import LONGEST_POLL_S
+from pygraphd.client.decisions.ranks.atomic_commit import LONGEST_POLL_S, UNREACHABLE
 from pygraphd.client.decisions.ranks.consensus import ALONE, MAX_AGREED_GRAPHS, WAIT_LIMIT_S, Agreement
+from pygraphd.client.decisions.ranks.late_ranks import MAX_LATE, TOO_LATE, LateRanks
 from pygraphd.client.decisions.ranks.lockstep import Lockstep
-from pygraphd.client.decisions.ranks.write_once import OPERATION_S, Registers
+from pygraphd.client.decisions.ranks.write_once import OPERATION_S, RegisterError, Registers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -24,19 +27,18 @@ if TYPE_CHECKING:
     from pygraphd.schema.keys import Environment
     from pygraphd.schema.messages import Graph
 
-PREFIX = "pygraph/2"
+PREFIX = "pygraph/3"
 """Prefix of our keys in the store. Its number changes whenever the meaning of a register does."""
 GRAPH_REGISTER = "NCCL_GRAPH_REGISTER"
 """With 1, NCCL registers memory in captures. Other ranks then know its addresses, so that it cannot move, and all ranks have to capture at once."""
 COLLECTIVES_OFF = "it has collectives, and PYGRAPH_COLLECTIVES is 0"
-MAX_LATE = 3
-"""Attempts with late ranks after which no graph is attempted: each takes seconds, and a rank may run without PyGraph."""
 POLL_S_OF_EACH = 2e-4
 """Seconds between polls of a rank, for each rank of the job: one thread serves the store, and so gets 5,000 polls a second at most."""
+MAX_GROUPS = 256
+"""Groups whose late ranks are counted: those met last. The store has the counts of all groups."""
 MIN_TIMEOUT_S = 90.0
 """Shortest time-out of a group in seconds. An attempt may hold a rank for over a minute, and c10d must not end the ranks that wait for it
 in a collective."""
-TOO_LATE = f"ranks were late {MAX_LATE} times"
 _CAPTURED = tuple(
     f"_c10d_functional::{each}" for each in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 )
@@ -116,8 +118,7 @@ class Groups:
         self._store: GroupStore | None = None
         self._agreement: Agreement | None = None
         self._attempts = BoundedLRU[str, int](MAX_AGREED_GRAPHS)
-        self.late = 0
-        """The number of attempts, at any graph, in which a rank was late."""
+        self._late = BoundedLRU[str, LateRanks](MAX_GROUPS)
 
     def why_not_captured(self, collectives: Collection[tuple[str, str]]) -> str | None:
         """Return why no call of `collectives` can be captured, as far as this rank knows by itself; None if it may be.
@@ -130,21 +131,55 @@ class Groups:
             return str(error)
 
     def lockstep(self, collectives: Collection[tuple[str, str]], graph: str) -> Lockstep:
-        """Return the next attempt to record a graph that calls `collectives`; raises NotRelocatableError if they cannot be captured."""
+        """Return the next attempt to record a graph that calls `collectives`.
+
+        Raises NotRelocatableError if they cannot be captured, and RanksError if the store does not answer.
+        """
         group = self._group(collectives)
         # Groups that do not overlap may have the same name, as those of `split_group` in torch 2.11.
-        attempts = f"recorded/{group.name}/{group.lowest}/{group.size}/{graph}"
+        name = f"{group.name}/{group.lowest}/{group.size}"
+        attempts = f"recorded/{name}/{graph}"
         # Of this group alone: a rank may run the graph in several groups, and its peer in one of them.
         self._attempts[attempts] = number = self._attempts.get(attempts, 0) + 1
         attempt = f"{attempts}/{number}"
         longest_s = max(LONGEST_POLL_S, POLL_S_OF_EACH * torch.distributed.get_world_size())
         registers = group.agreement.registers
-        lockstep = Lockstep(registers, attempt, group.size, group.timeout_s, longest_poll_s=longest_s)
-        if reason := _setting_against(group) or (TOO_LATE if self.late >= MAX_LATE else None):
+        try:
+            late = group.agreement.ask(lambda: self._late_of(name).read(registers))
+        except RegisterError as error:
+            # This rank has not voted. One that has, and cannot read the result, waits for minutes.
+            raise RanksError(UNREACHABLE) from error
+        lockstep = Lockstep(
+            registers,
+            attempt,
+            group.size,
+            group.timeout_s,
+            longest_poll_s=longest_s,
+            group=name,
+            late_before=late,
+            present_timeout_s=functools.partial(_present_timeout_s, group.name, group.timeout_s),
+        )
+        if reason := _setting_against(group) or (TOO_LATE if late >= MAX_LATE else None):
             # Told to the others, which would wait for this rank's vote until the limit.
             lockstep.refuse(reason, for_good=True)
             raise NotRelocatableError(reason)
         return lockstep
+
+    def note_late(self, lockstep: Lockstep) -> None:
+        """Note that this rank has waited in vain in an attempt. Raises nothing."""
+        # First, so that it counts here even if no other rank can be told.
+        late = self._late_of(lockstep.group)
+        late.note(lockstep.late_before)
+        # That of the attempt: c10d, which may raise if the group has ended meanwhile, is not asked.
+        if (agreement := self._agreement) is not None:
+            with contextlib.suppress(RegisterError):
+                agreement.ask(lambda: late.tell(agreement.registers, lockstep.late_before))
+
+    def _late_of(self, group: str) -> LateRanks:
+        # Of each group by itself: others, as those of other tensor-parallel ranks, need not give up.
+        if (late := self._late.get(group)) is None:
+            self._late[group] = late = LateRanks(group)
+        return late
 
     def _group(self, collectives: Collection[tuple[str, str]]) -> _Group:
         """Return the group of all `collectives`; raises NotRelocatableError if they cannot be captured, whatever the settings."""
@@ -194,6 +229,14 @@ class Groups:
             registers = Registers(self._store.connect, name, self._operation_s)
             self._agreement = Agreement(registers, self._report, self._wait_limit_s)
         return self._agreement
+
+
+def _present_timeout_s(name: str, before_s: float) -> float:
+    """Return the time-out of a group in seconds, which a program may change; `before_s` if the group is gone."""
+    try:
+        return torch_private.group_on_gpus(name)[2]
+    except Exception:  # noqa: BLE001 - c10d raises several
+        return before_s
 
 
 def _setting_against(group: _Group) -> str | None:

@@ -1,4 +1,4 @@
-"""Write-once registers in the store of a process group: the decision for a graph, and the rank that leads.
+"""Write-once registers in the store of a process group: the decision for a graph, and the rank that leads for it.
 
 The first write holds for all ranks. A collective would not do: ranks compile in different orders, and a collective of PyGraph's
 could be matched with one of the user's. Needs no torch.
@@ -54,6 +54,10 @@ class Registers:
     def become_leader(self, key: str) -> bool:
         """Make this rank the leader, unless there is one; return whether this rank leads."""
         return self._write(f"asks/{key}", self._name) == self._name.encode()
+
+    def lead(self, graph: str) -> bool:
+        """Make this rank the one that measures a graph, unless there is one; return whether this rank does."""
+        return self._write(f"leads/{graph}", self._name) == self._name.encode()
 
     def read(self, graph: str) -> Verdict | None:
         """Return the decision for a graph, or None."""

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from pygraphd.client.autotune.partition_trial import (
+    PROPOSING,
     TRANSITIONS,
+    UNTOLD,
     WAITING,
     WARM_UP_CALLS,
     State,
@@ -257,6 +259,32 @@ def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: p
     assert meanwhile == ["launched"] * 10
     assert one([]) == "relocated"
     assert host.report.failures == {}
+
+
+def test_a_decision_that_the_other_ranks_cannot_be_told_is_proposed_again_until_they_can(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Decision | None] = [None, None, None]
+    proposed: list[Decision] = []
+
+    def propose(graph: str, decision: Decision) -> Decision | None:
+        proposed.append(decision)
+        return answers.pop() if answers else decision
+
+    monkeypatch.setattr(host, "propose", propose)
+    relocate = Relocating()
+    one = judged(partition_trial(host, relocate=relocate), LAUNCHED, FAST)
+
+    assert (one.state, host.results) == (State.PROPOSE, [])
+    assert one.pending.unfinished_as is not None
+    assert one.pending.unfinished_as[0] == UNTOLD  # what is reported if the program ends now
+    assert [one([]) for _ in range(5)] == ["launched"] * 3 + ["relocated"] * 2
+    assert one.state is State.DEPLOYED
+    assert len(proposed) == 4
+    assert [result.decision for result in host.results] == proposed[:1]
+    assert host.recorded == host.results  # when it was first proposed
+    assert (host.report.fallbacks, host.report.failures) == ({PROPOSING: 3}, {})
+    assert relocate.closed == 0
 
 
 @pytest.mark.parametrize("state", [State.WAIT, State.MEASURE])

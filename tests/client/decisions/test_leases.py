@@ -84,7 +84,9 @@ class Daemon:
         self.leases = Leases(60.0, lambda: self.now)
         self.entries: dict[str, Entry] = {}
         self.asked: list[tuple[str, ...]] = []
-        self.absent = False
+        self.sent: list[float] = []
+        """When leases were asked for, also without an answer."""
+        self.absent = self.interrupts = False
 
     def process(self, name: str) -> Process:
         client = cast("Cache", Client(self, name))
@@ -103,6 +105,9 @@ class Client:
         self._name = name
 
     def lease(self, environment: Environment, graphs: Sequence[str]) -> LeaseAnswer | None:
+        self._daemon.sent.append(self._daemon.now)
+        if self._daemon.interrupts:
+            raise KeyboardInterrupt
         if self._daemon.absent:
             return None
         self._daemon.asked.append(tuple(graphs))
@@ -263,6 +268,31 @@ def test_who_measures_long_holds_on(daemon: Daemon) -> None:
         assert second.turn(FORWARD) is LeaseState.OTHERS
 
     assert len([1 for asked in daemon.asked if asked]) < 200
+
+
+def test_a_renewal_that_fails_is_made_again_at_the_next_interval(daemon: Daemon) -> None:
+    first = interested(daemon, "first", FORWARD)
+    first.turn(FORWARD)
+    for step in range(61):  # by its end the lease has run out
+        daemon.now, daemon.absent = float(step), step < 60
+        first.keep(FORWARD)
+
+    assert (daemon.sent, daemon.asked) == ([0.0, 20.0, 40.0, 60.0], [(FORWARD.graph,)] * 2)
+    assert interested(daemon, "second", FORWARD).turn(FORWARD) is LeaseState.OTHERS
+
+
+def test_a_renewal_that_is_interrupted_is_made_again_too(daemon: Daemon) -> None:
+    first = interested(daemon, "first", FORWARD)
+    first.turn(FORWARD)
+    daemon.now, daemon.interrupts = 20.0, True
+    with pytest.raises(KeyboardInterrupt):
+        first.keep(FORWARD)
+    daemon.now, daemon.interrupts = 40.0, False
+    first.keep(FORWARD)
+
+    assert daemon.sent == [0.0, 20.0, 40.0]
+    daemon.now = 70.0  # after the end of the first lease
+    assert interested(daemon, "second", FORWARD).turn(FORWARD) is LeaseState.OTHERS
 
 
 def test_what_is_decided_is_not_prolonged(daemon: Daemon) -> None:

@@ -13,8 +13,9 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.decisions import fingerprint, rules
 from pygraphd.client.decisions.cache import Cache
+from pygraphd.client.decisions.ranks import consensus, reachability
 from pygraphd.client.decisions.ranks.consensus import Agreement
-from pygraphd.client.decisions.ranks.following import Follower
+from pygraphd.client.decisions.ranks.following import UNLED_CALLS, Follower
 from pygraphd.client.decisions.ranks.process_group import Groups
 from pygraphd.client.decisions.ranks.write_once import Registers
 from pygraphd.client.frontend.runtime import Runtime
@@ -45,12 +46,36 @@ pytestmark = pytest.mark.torch
 class TwoRanks(Groups):
     """Finds a group without there being one: each session is a rank of it."""
 
-    def __init__(self, session: Runtime, store: dist.Store, name: str, wait_limit_s: float) -> None:
+    def __init__(self, session: Runtime, store: dist.Store | Store, name: str, wait_limit_s: float) -> None:
         super().__init__(session.report)
         self._of_two = Agreement(Registers(lambda: store, name), session.report, wait_limit_s)
 
     def agreement(self) -> Agreement:
         return self._of_two
+
+
+class Store:
+    """A store whose operations can be had to fail: those on keys with the text `fails`."""
+
+    def __init__(self) -> None:
+        self.values = dist.HashStore()
+        self.fails: str | None = None
+
+    def check(self, keys: list[str]) -> bool:
+        self._fail(*keys)
+        return bool(self.values.check(keys))
+
+    def get(self, key: str) -> bytes:
+        self._fail(key)
+        return bytes(self.values.get(key))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        self._fail(key)
+        return bytes(self.values.compare_set(key, expected, desired))
+
+    def _fail(self, *keys: str) -> None:
+        if self.fails is not None and any(self.fails in key for key in keys):
+            raise ConnectionError
 
 
 @pytest.fixture
@@ -172,8 +197,8 @@ def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank
     holds = graph_us < 60
     counts = leader.report.counts
     disputed = 0 if holds else 2
-    assert (counts["checked"], counts["disputed"], counts["measured"]) == (2, disputed, disputed)
-    assert other.report.counts["checked"] == 0
+    assert (counts["validated"], counts["disputed"], counts["measured"]) == (2, disputed, disputed)
+    assert other.report.counts["validated"] == 0
     ways = "relocated" if holds else "launched"
     assert run(*pair(Runtime(leader.locations)), 3)[-1] == ([ways], [ways])  # the next program knows
 
@@ -183,6 +208,95 @@ def test_who_comes_late_runs_what_is_decided_from_the_first_call(ranks: list[Run
 
     assert run(*pair(ranks[1]), 3) == [(["relocated"], ["relocated"])] * 3
     assert ranks[1].report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": 2}
+
+
+@pytest.fixture
+def store(ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Return the store of both ranks, which can fail; they ask it again at once."""
+    monkeypatch.setattr(reachability, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(reachability, "MAX_STORE_FAILURES", 10**6)
+    store = Store()
+    for name, session in zip(("one", "two"), ranks, strict=True):
+        session.groups = TwoRanks(session, store, name, 120.0)
+    return store
+
+
+def store_of(session: Runtime) -> dist.Store:
+    agreement = session.groups.agreement()
+    assert agreement is not None
+    store: dist.Store = agreement.registers._connect()
+    return store
+
+
+def test_a_backward_that_the_leader_does_not_have_is_measured_by_one_of_the_others(
+    ranks: list[Runtime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consensus, "UNLED_S", 1e-9)
+    leader, other = ranks
+    third = Runtime(locate({"PYGRAPHD_HOME": str(tmp_path / "two")}))
+    third.groups = TwoRanks(third, store_of(other), "three", 120.0)
+    text = "  a = torch.ops.aten.of_other_ranks.default(b)"
+    measured = pair(leader)
+    forwards, backwards = [], []
+    for session in (other, third):
+        box = BoxedDeviceIndex(0)
+        forwards.append(compile_once(session, 1, backward=False, box=box))
+        backwards.append(compile_once(session, 1, backward=True, box=box, text=text))
+    run(*measured)
+
+    steps = wait_for(other, (forwards[0], backwards[0]))
+
+    assert [backward for _, (backward,) in steps[:UNLED_CALLS]] == ["launched"] * UNLED_CALLS
+    assert steps[-1] == (["relocated"], ["relocated"])
+    assert wait_for(third, (forwards[1], backwards[1]))[-1] == (["relocated"], ["relocated"])
+    measurements = [session.report.counts["measured"] for session in (leader, other, third)]
+    assert measurements == [2, 1, 0]
+
+
+def test_what_a_leader_finds_out_in_a_pause_of_the_store_is_everybodys_after_it(
+    ranks: list[Runtime], store: Store
+) -> None:
+    leader, other = ranks
+    measured, followed = pair(leader), pair(other)
+    store.fails = ""
+    assert run(*measured, 2 * ENOUGH)[-1] == run(*followed, 5)[-1] == (["launched"], ["launched"])
+    assert leader.decisions._pending
+    store.fails = None
+
+    assert run(*measured, 3)[-1] == (["relocated"], ["relocated"])
+    assert wait_for(other, followed)[-1] == (["relocated"], ["relocated"])
+    assert leader.report.summary()["reasons"] == other.report.summary()["reasons"]
+    assert (leader.report.counts["measured"], other.report.counts["measured"]) == (2, 0)
+
+
+def test_what_a_leader_has_measured_is_kept_if_the_store_never_comes_back(
+    ranks: list[Runtime], store: Store
+) -> None:
+    leader, _ = ranks
+    measured = pair(leader)
+    store.fails = "decided"
+    assert run(*measured, 2 * ENOUGH)[-1] == (["launched"], ["launched"])
+
+    leader.close()
+
+    assert leader.report.summary()["reasons"] == {"ranks: the group's store could not be asked": 2}
+    assert leader.report.counts["spooled"] == 2
+    assert run(*pair(Runtime(leader.locations)), 1) == [(["relocated"], ["relocated"])]
+
+
+def test_what_a_leader_knows_in_a_pause_of_the_store_is_everybodys_after_it(
+    ranks: list[Runtime], store: Store
+) -> None:
+    leader, other = ranks
+    run(*pair(Runtime(leader.locations)))
+    store.fails = "decided"
+    known, followed = pair(leader), pair(other)
+    assert run(*known, 5)[-1] == run(*followed, 5)[-1] == (["launched"], ["launched"])
+    store.fails = None
+
+    assert wait_for(leader, known)[-1] == (["relocated"], ["relocated"])
+    assert wait_for(other, followed)[-1] == (["relocated"], ["relocated"])
+    assert (leader.report.counts["measured"], other.report.counts["measured"]) == (0, 0)
 
 
 def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it_found(

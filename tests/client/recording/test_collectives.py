@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.backend.errors import NotRelocatableError, RanksError
+from pygraphd.client.decisions.ranks.atomic_commit import UNREACHABLE
 from pygraphd.client.decisions.ranks.lockstep import FOR_GOOD, Lockstep
+from pygraphd.client.frontend import devices
 from pygraphd.client.recording.collectives import A_RANK_RUNS_KERNELS, ATTEMPT_CALLS, NOT_IDLE
 from pygraphd.client.recording.pipeline import STUCK
 from pygraphd.schema.reasons import ReasonCode
-from tests.support.recording_case import case  # noqa: F401
+from tests.support.process_groups import init
+from tests.support.recording_case import case
+
+__all__ = ["case", "init"]  # fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +34,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-REDUCES = frozenset({("_c10d_functional::all_reduce_", "0")})
+REDUCE = "_c10d_functional::all_reduce_"
+REDUCES = frozenset({(REDUCE, "0")})
 
 
 @dataclass
@@ -39,14 +49,21 @@ class Peer:
     now: float = 0.0
     graphs: list[str] = field(default_factory=list)
     refuses: str = ""
+    is_gone: bool = False
 
     @property
     def first(self) -> tuple[str | None, str | None]:
         """The results of the votes in the first attempt."""
         return self.values.get("1/captured"), self.values.get("1/compared")
 
+    def note_late(self, lockstep: Lockstep) -> None:
+        self.late += 1
+
     def lockstep(self, collectives: frozenset[tuple[str, str]], graph: str) -> Lockstep:
-        assert collectives == REDUCES
+        ((operator, _),) = collectives
+        assert operator == REDUCE
+        if self.is_gone:
+            raise RanksError(UNREACHABLE)
         if self.refuses:
             raise NotRelocatableError(self.refuses)
         self.graphs.append(graph)
@@ -68,17 +85,18 @@ class Peer:
         return self.values.get(key)
 
 
+def body(operations: Operations, inputs: list[Any]) -> Any:
+    x, y = inputs
+    return (operations.add(operations.reduce(operations.add(x, y)), y),)
+
+
 class Ranks:
     """The recordings of a sum over both ranks, and this rank's calls of it."""
 
-    def __init__(self, case: Case, peer: Peer) -> None:  # noqa: F811
+    def __init__(self, case: Case, peer: Peer, made: Any = None) -> None:
         self.case, self.peer = case, peer
-        self.run: Any = case.made(self.body, GraphFacts(collectives=(REDUCES,), digest="d" * 64), groups=peer)
-        self.seen: list[int] = []
-
-    def body(self, operations: Operations, inputs: list[Any]) -> Any:
-        x, y = inputs
-        return (operations.add(operations.reduce(operations.add(x, y)), y),)
+        facts = GraphFacts(collectives=(REDUCES,), digest="d" * 64)
+        self.run: Any = made or case.made(body, facts, groups=peer)
 
     def __call__(self, calls: int = 1, *, as_graph: bool = True) -> list[int]:
         """Make some calls; return how often each ran the collective. Each has its right result, in a new place."""
@@ -93,7 +111,7 @@ class Ranks:
 
 
 @pytest.fixture
-def ranks(case: Case) -> Ranks:  # noqa: F811
+def ranks(case: Case) -> Ranks:
     return Ranks(case, Peer())
 
 
@@ -126,6 +144,26 @@ def test_a_rank_that_is_late_has_all_launch_until_the_next_attempt(ranks: Ranks)
     assert ranks(3) == [2, 1, 1]
 
     assert any("1 of 2 ranks came" in each for each in ranks.case.report.fallbacks)
+
+
+def test_without_a_store_a_size_is_tried_again_until_its_last_attempt(ranks: Ranks) -> None:
+    ranks.peer.is_gone = True
+    assert ranks(ATTEMPT_CALLS[1] - 1) == [1] * (ATTEMPT_CALLS[1] - 1)
+    assert ranks.run.is_awaited
+    ranks.peer.is_gone = False
+
+    assert ranks(3) == [2, 1, 1]
+
+    assert ranks.case.report.fallbacks[UNREACHABLE] == 1
+
+
+def test_a_size_that_never_finds_its_store_is_refused(ranks: Ranks) -> None:
+    ranks.peer.is_gone = True
+
+    assert ranks(ATTEMPT_CALLS[-1] + 1) == [1] * (ATTEMPT_CALLS[-1] + 1)
+
+    assert ranks.run.refusal == UNREACHABLE
+    assert ranks.peer.values == {}
 
 
 def test_after_the_last_attempt_it_is_refused(ranks: Ranks) -> None:
@@ -292,6 +330,7 @@ def test_what_a_stuck_gpu_works_on_is_not_given_back(ranks: Ranks, waits: int) -
     assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
     assert ranks.run.refusal == STUCK
+    assert ranks.peer.late == 1
     assert ranks.peer.first == ("commit", f"{FOR_GOOD}{STUCK}")
     assert ranks.case.emulator.live()[0] > 0
     ranks.run._pipeline.stuck.clear()
@@ -308,6 +347,43 @@ def test_a_rank_that_runs_kernels_keeps_the_others_from_waiting(ranks: Ranks) ->
 
     assert [*ranks.peer.values.values()] == [f"{FOR_GOOD}{A_RANK_RUNS_KERNELS}"]
     assert ranks.case.recorder.captures == 0
+
+
+@pytest.mark.parametrize("ends", ["of one", "of both", "default"])
+def test_with_a_group_the_recordings_end_that_use_it_and_no_others(
+    case: Case,
+    init: Callable[..., None],
+    ends: str,
+) -> None:
+    init(dist.HashStore())
+    groups = {"of one": dist.new_group([0]), "of both": dist.new_group([0, 1]), "default": dist.group.WORLD}
+    peer: Any = Peer()
+    options: Any = SimpleNamespace(sizes=SimpleNamespace(sizes=8), recheck_s=0.0)
+    here = devices.Devices(options, Path(), case.report, peer)
+    recorder: Any = case.recorder
+    here._recorders[0] = recorder
+    made = {}
+    for name, group in groups.items():
+        assert group is not None
+        facts = GraphFacts(collectives=(frozenset({(REDUCE, group.group_name)}),), digest="d" * 64)
+        made[name] = Ranks(
+            case, Peer(), here.recordings(case.recorder.compiled(body), 0, facts, lambda *_: None)
+        )
+        made[name](ATTEMPT_CALLS[0])
+    undo = torch_private.before_groups_end(here.end_collectives)
+    try:
+        dist.destroy_process_group(groups[ends])
+    finally:
+        undo()
+
+    left = {name for name, each in made.items() if each.run.replays}
+    assert left == (set() if ends == "default" else {*groups} - {ends})
+    for name in left:
+        (replay,) = made[name].run.replays
+        before = replay.counts.replays
+        assert made[name](3) == [1] * 3
+        assert replay.counts.replays == before + 3
+    here.end_collectives()
 
 
 def test_a_layout_that_does_not_fit_is_launched_and_never_recorded_alone(ranks: Ranks) -> None:

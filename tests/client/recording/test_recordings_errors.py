@@ -14,7 +14,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import IN_A_CAPTURE, FallbackError
-from pygraphd.client.backend.torch_private import tensors
+from pygraphd.client.backend.torch_private import profiling, tensors
 from pygraphd.client.recording import budget, recordings
 from pygraphd.client.replay.native import ffi
 from pygraphd.client.replay.relocation_table import BLOCK
@@ -54,7 +54,7 @@ def no_views() -> Iterator[None]:
     refuse = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 6)(lambda *_: 1)
     made = ffi.helper.ops(lambda _: None)
     assert made is not None
-    common = torch._C.TensorBase, tensors._handle_offset(), *tensors.profiler_flags()
+    common = torch._C.TensorBase, tensors._handle_offset(), *profiling.profiler_flags()
     broken = [
         ctypes.cast(refuse, ctypes.c_void_p).value if n == 1 else each for n, each in enumerate(functions)
     ]

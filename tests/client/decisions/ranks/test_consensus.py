@@ -14,12 +14,13 @@ from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.ranks import consensus
 from pygraphd.client.decisions.ranks.consensus import (
     ALONE,
-    MAX_STORE_FAILURES,
     OTHER_ENVIRONMENT,
+    UNLED_S,
     WAIT_LIMIT_S,
     Agreement,
 )
 from pygraphd.client.decisions.ranks.following import LONGEST_S, PATIENT_CALLS, Follower
+from pygraphd.client.decisions.ranks.reachability import FIRST_PAUSE_S, LONGEST_PAUSE_S, MAX_STORE_FAILURES
 from pygraphd.client.decisions.ranks.write_once import Registers
 from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.reasons import MAX_DETAIL, Reason, ReasonCode
@@ -37,14 +38,22 @@ KERNELS = Decision(Deployment.KERNELS, Reason(ReasonCode.NO_GAIN), 1)
 
 @dataclass
 class Group:
-    """Four ranks over one store."""
+    """Four ranks over one store, and the time."""
 
     values: dict[str, bytes] = field(default_factory=dict)
     reports: list[Report] = field(default_factory=lambda: [Report() for _ in range(4)])
+    now: float = 1000.0
 
     def rank(self, number: int, failing: dict[int, bool] | None = None) -> Agreement:
-        store = MemoryStore(self.values, failing or {})
-        return Agreement(Registers(lambda: store, str(number)), self.reports[number])
+        return self.on(MemoryStore(self.values, failing or {}), number)
+
+    def on(self, store: MemoryStore, number: int = 0) -> Agreement:
+        registers = Registers(lambda: store, str(number))
+        return Agreement(registers, self.reports[number], clock=lambda: self.now)
+
+
+ALWAYS = dict.fromkeys(range(1, 10**4), False)
+"""All operations of a store fail."""
 
 
 def test_one_rank_leads_for_a_key() -> None:
@@ -61,6 +70,7 @@ def test_without_a_group_a_process_does_as_it_finds() -> None:
     assert (ALONE.decision_for(GRAPH, None), ALONE.decision_for(GRAPH, FASTER)) == (None, FASTER)
     assert ALONE.propose(GRAPH, FASTER) is FASTER
     assert ALONE.wait(GRAPH, 1e9) is None
+    assert not ALONE.takes_over(GRAPH, 1e9)
 
 
 def test_what_a_leader_knows_is_decided_at_once() -> None:
@@ -93,6 +103,40 @@ def test_after_the_time_limit_all_launch() -> None:
     assert leader.propose(GRAPH, FASTER) == late
 
 
+def test_one_of_the_ranks_that_wait_for_a_graph_that_no_rank_leads_does() -> None:
+    """As for a backward that the leader of the forward does not have."""
+    group = Group()
+    leader, *others = (group.rank(number).role(GRAPH, [GRAPH], HERE) for number in range(3))
+    assert leader.leads
+
+    assert [each.takes_over(OTHER, UNLED_S - 1) for each in others] == [False, False]
+    assert [each.takes_over(OTHER, UNLED_S) for each in others[::-1]] == [True, False]
+    assert [each.takes_over(GRAPH, WAIT_LIMIT_S) for each in others] == [False, False]
+
+    assert others[1].propose(OTHER, FASTER) == others[0].wait(OTHER, UNLED_S) == FASTER
+
+
+def test_that_another_rank_leads_is_asked_once_however_long_this_one_waits() -> None:
+    group = Group()
+    group.rank(0).role(GRAPH, [GRAPH], HERE)
+    store = MemoryStore(group.values)
+    other = group.on(store, 1).role(GRAPH, [GRAPH], HERE)
+    asked = store.operations
+
+    assert not any(other.takes_over(GRAPH, UNLED_S + waited_s) for waited_s in range(20))
+
+    assert store.operations == asked + 1
+
+
+def test_without_a_store_no_rank_takes_over() -> None:
+    group = Group()
+    store = MemoryStore(group.values)
+    role = group.on(store).role(GRAPH, [], HERE)
+    store.failing = ALWAYS
+
+    assert not role.takes_over(OTHER, UNLED_S)
+
+
 def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None:
     group = Group()
     group.rank(0).role(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
@@ -106,24 +150,100 @@ def test_what_was_decided_in_another_environment_is_adopted_and_marked() -> None
     assert other.decision_for(OTHER, None) == long
 
 
-def test_a_rank_whose_store_fails_launches_that_graph_and_asks_no_more_after_two_failures() -> None:
+def test_after_a_pause_of_the_store_a_rank_agrees_as_before() -> None:
     group = Group()
     group.rank(0).role(GRAPH, [GRAPH], HERE).propose(GRAPH, FASTER)
-    store = MemoryStore(group.values, failing={1: False, 3: False})
-    lost = Agreement(Registers(lambda: store, "1"), group.reports[1])
+    store = MemoryStore(group.values, failing=ALWAYS)
+    rank = group.on(store, 1)
 
-    role = lost.role(OTHER, [OTHER], HERE)
-    alone = role.decision_for(OTHER, None)
+    role = rank.role(GRAPH, [GRAPH], HERE)
+    assert not role.leads  # it decides nothing alone
+    assert role.decision_for(GRAPH, None) is None
+    assert store.operations == 1  # no call waits for the store a second time
+    store.failing = {}
+    group.now += FIRST_PAUSE_S
+
+    assert role.wait(GRAPH, 0.0) == FASTER
+    assert rank.role(OTHER, [OTHER], HERE).leads
+    assert dict(group.reports[1].failures) == {"ranks: ConnectionError": 1}
+
+
+def test_what_a_leader_has_decided_in_a_pause_of_the_store_it_proposes_after_it() -> None:
+    group = Group()
+    store = MemoryStore(group.values)
+    leader, other = (each.role(GRAPH, [GRAPH], HERE) for each in (group.on(store), group.rank(1)))
+    store.failing = ALWAYS
+
+    assert leader.propose(GRAPH, FASTER) is None
+    assert other.wait(GRAPH, 0.0) is None
+    store.failing = {}
+    assert leader.propose(GRAPH, FASTER) is None
+    group.now += FIRST_PAUSE_S
+
+    assert leader.propose(GRAPH, FASTER) == FASTER
+    assert other.wait(GRAPH, 0.0) == FASTER
+
+
+def test_a_rank_that_is_about_to_decide_alone_asks_once_more() -> None:
+    """Its first proposal may have taken effect, and other ranks run it."""
+    group = Group()
+    store = MemoryStore(group.values)
+    leader, other = (each.role(GRAPH, [GRAPH], HERE) for each in (group.on(store), group.rank(1)))
+    store.failing = {**ALWAYS, store.operations + 1: True}
+    assert leader.propose(GRAPH, FASTER) is None
+    while group.now < 1000.0 + WAIT_LIMIT_S - 1:
+        group.now += 1.0
+        assert leader.propose(GRAPH, FASTER) is None
+    store.failing = {}  # in a pause, which lasts for longer than the limit
+
+    agreed = None
+    while agreed is None:
+        group.now += 1.0
+        agreed = leader.propose(GRAPH, FASTER)
+
+    assert agreed == other.wait(GRAPH, 0.0) == FASTER
+
+
+def test_a_store_that_stays_away_costs_a_bounded_number_of_operations_and_has_the_rank_launch() -> None:
+    group = Group()
+    store = MemoryStore(failing=ALWAYS)
+    role = group.on(store).role(GRAPH, [GRAPH], HERE)
+    asked = []
+    for _ in range(149):
+        group.now += 1.0
+        assert role.propose(GRAPH, FASTER) is None
+        asked.append(store.operations)
+    group.now += 1.0
+
+    alone = role.propose(GRAPH, FASTER)  # by the first question after the limit
+
     assert alone is not None
-    assert (role.leads, alone.deployment, alone.reason) == (False, Deployment.KERNELS, RANKS_UNREACHABLE)
+    assert (alone.deployment, alone.reason) == (Deployment.KERNELS, RANKS_UNREACHABLE)
+    assert asked[-1] == 4  # after 10, 20 and 40 seconds, beside the first
+    others = [f"{number:064x}" for number in range(2 * MAX_STORE_FAILURES)]
+    for other in others:
+        group.now += LONGEST_PAUSE_S
+        assert role.propose(other, FASTER) == alone
+    store.failing = {}
     assert role.propose(OTHER, FASTER) == alone
-    assert store.operations == 1
+    assert store.operations == MAX_STORE_FAILURES
+    assert dict(group.reports[0].failures) == {"ranks: ConnectionError": MAX_STORE_FAILURES}
 
-    assert lost.role(GRAPH, [GRAPH], HERE).decision_for(GRAPH, None) == alone
-    operations = store.operations
-    assert lost.role("c" * 64, ["d" * 64], HERE).propose("d" * 64, FASTER) == alone
-    assert store.operations == operations
-    assert dict(group.reports[1].failures) == {"ranks: ConnectionError": MAX_STORE_FAILURES}
+
+def test_a_rank_that_asks_no_more_waits_no_more() -> None:
+    """As after many failures, each of which passed."""
+    group = Group()
+    store = MemoryStore(group.values)
+    role = group.on(store).role(GRAPH, [GRAPH], HERE)
+    for number in range(MAX_STORE_FAILURES):
+        store.failing = ALWAYS
+        assert role.propose(f"{number:064x}", FASTER) is None or number == MAX_STORE_FAILURES - 1
+        if number < MAX_STORE_FAILURES - 1:
+            store.failing = {}
+            group.now += FIRST_PAUSE_S
+            assert role.propose(f"{number:064x}", FASTER) == FASTER
+
+    assert role.propose(OTHER, FASTER) == rules.not_measured(RANKS_UNREACHABLE)
 
 
 def test_what_is_known_is_not_asked_again() -> None:
@@ -141,16 +261,18 @@ def test_a_bounded_number_of_graphs_is_known_and_the_others_are_read_again(
     monkeypatch: pytest.MonkeyPatch, *, is_lost: bool
 ) -> None:
     monkeypatch.setattr(consensus, "MAX_AGREED_GRAPHS", 2)
-    store, graphs = MemoryStore(), [each * 64 for each in "abcd"]
+    group, store, graphs = Group(), MemoryStore(), [each * 64 for each in "abcd"]
+    ranks = group.on(store)
     if is_lost:
-        store.failing = dict.fromkeys(range(1, 9), False)
-    ranks = Agreement(Registers(lambda: store, "0"), Report())
+        store.failing = ALWAYS
+        ranks.role(GRAPH, [GRAPH], HERE)
+        group.now += WAIT_LIMIT_S
     first = [ranks.role(graph, [graph], HERE).propose(graph, FASTER) for graph in graphs]
 
     again = [ranks.role(graph, [graph], HERE) for graph in graphs]
 
     assert [role.leads for role in again] == [not is_lost] * 4
-    assert [role.decision_for(graph, None) for role, graph in zip(again, graphs, strict=True)] == first
+    assert [role.propose(graph, KERNELS) for role, graph in zip(again, graphs, strict=True)] == first
     assert (len(ranks._known), len(ranks._leads)) == (2, 0 if is_lost else 2)
 
 
@@ -190,27 +312,29 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0.0, 0.2, 30.0]))
 class Rank:
     """One rank as `session.Plan` has it: plans a graph at its first step, calls it in the following ones."""
 
-    def __init__(self, number: int, fate: Fate, group: Group, clock: dict[str, float]) -> None:
+    def __init__(self, number: int, fate: Fate, group: Group) -> None:
         self.fate = fate
         self.agreement = group.rank(number, fate.failing)
         self.report = group.reports[number]
-        self.clock = lambda: clock["now"]
+        self.clock = lambda: group.now
         self.deployed: Decision | None = None
         self.run: Any = self.plan
         self.calls = 0
+        self.leads = False
 
     def plan(self, inputs: list[Any]) -> None:
         role = self.agreement.role(GRAPH, [GRAPH], self.fate.environment)
         if self.fate.refuses:
-            self.deployed = role.propose(GRAPH, KERNELS)
+            # It runs KERNELS whether or not the others know.
+            self.deployed = role.propose(GRAPH, KERNELS) or rules.not_measured(RANKS_UNREACHABLE)
         else:
             self.deployed = role.decision_for(GRAPH, self.fate.hit if role.leads else None)
-        self.role = role
+        self.role, self.leads = role, role.leads
         self.run = self.measure if role.leads else self.follower()
 
     def measure(self, inputs: list[Any]) -> None:
         self.calls += 1
-        if self.deployed is None and self.calls == self.fate.calls:
+        if self.deployed is None and self.fate.calls is not None and self.calls >= self.fate.calls:
             self.deployed = self.role.propose(GRAPH, self.fate.measured)
 
     def follower(self) -> Runnable:
@@ -221,18 +345,39 @@ class Rank:
         ask = lambda waited_s: self.role.wait(GRAPH, waited_s)  # noqa: E731
         if self.deployed is not None:
             return lambda inputs: None
-        return Follower(lambda inputs: None, ask, deploy, self.report, self.clock)
+        return Follower(lambda inputs: None, ask, deploy, self.report, self.clock, self.lead)
+
+    def lead(self, waited_s: float) -> Runnable | None:
+        if not self.role.takes_over(GRAPH, waited_s):
+            return None
+        self.leads, self.calls = True, 0
+        return self.measure
+
+
+@pytest.mark.parametrize("step_s", [0.1, 30.0])
+def test_where_no_rank_leads_all_run_what_one_of_them_measures_however_slow_the_program(
+    step_s: float,
+) -> None:
+    group = Group(values={f"asks/{GRAPH}": b"a rank without this graph"})
+    ranks = [Rank(number, Fate(None, FASTER, 24, False, HERE, {}), group) for number in range(4)]
+    for _ in range(int(WAIT_LIMIT_S / 0.1)):
+        group.now += step_s
+        for rank in ranks:
+            rank.run([])
+
+    assert [rank.deployed for rank in ranks] == [FASTER] * 4
+    assert [rank.leads for rank in ranks].count(True) == 1
 
 
 @given(fates=st.lists(FATES, min_size=4, max_size=4), steps=STEPS)
 def test_every_rank_runs_the_same(fates: list[Fate], steps: list[tuple[int, float]]) -> None:
-    group, clock = Group(), {"now": 0.0}
-    ranks = [Rank(number, fate, group, clock) for number, fate in enumerate(fates)]
+    group = Group()
+    ranks = [Rank(number, fate, group) for number, fate in enumerate(fates)]
     for number, seconds in steps:
         ranks[number].run([])
-        clock["now"] += seconds
-    for _ in range(SLOW + PATIENT_CALLS + int(WAIT_LIMIT_S / LONGEST_S)):
-        clock["now"] += LONGEST_S
+        group.now += seconds
+    for _ in range(2 * (SLOW + PATIENT_CALLS + int(WAIT_LIMIT_S / LONGEST_S))):
+        group.now += LONGEST_S
         for rank in ranks:
             rank.run([])
 
@@ -241,7 +386,7 @@ def test_every_rank_runs_the_same(fates: list[Fate], steps: list[tuple[int, floa
     assert len(running) <= 1
     for rank in ranks:
         # Who leads and never comes to a decision goes on measuring; nobody waits for it for ever.
-        assert rank.deployed is not None or (rank.role.leads and rank.fate.calls is None)
+        assert rank.deployed is not None or (rank.leads and rank.fate.calls is None)
         if rank.report.failures and rank.deployed is not None and rank.deployed.reason == RANKS_UNREACHABLE:
             assert rank.deployed.deployment is Deployment.KERNELS
         elif rank.deployed is not None:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client.common.report import Report
-from pygraphd.client.decisions.ranks.following import COMPILING_CALLS, PATIENT_CALLS, Follower
+from pygraphd.client.decisions.ranks.following import COMPILING_CALLS, PATIENT_CALLS, UNLED_CALLS, Follower
 from pygraphd.schema.messages import Decision, Deployment
 from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pygraphd.client.backend.torch_private import Runnable
 
 FASTER = Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
@@ -38,7 +40,7 @@ class Family:
         self.looks: list[str] = []
         self.waited: dict[str, float] = {}
 
-    def follower(self, name: str) -> Follower:
+    def follower(self, name: str, lead: Callable[[float], Runnable | None] = lambda _: None) -> Follower:
         def ask(waited_s: float) -> Decision | None:
             self.looks.append(name)
             self.waited[name] = waited_s
@@ -47,7 +49,7 @@ class Family:
         def deploy(decision: Decision) -> Runnable:
             return lambda inputs: "captured"
 
-        return Follower(lambda inputs: "launched", ask, deploy, self.report, self.clock)
+        return Follower(lambda inputs: "launched", ask, deploy, self.report, self.clock, lead)
 
 
 @pytest.fixture
@@ -99,6 +101,25 @@ def test_a_backward_that_is_compiled_late_waits_from_then_on(family: Family) -> 
         backward([])
 
     assert 0.0 < family.waited["backward"] < 45.0
+
+
+def test_a_rank_that_may_lead_does_so_after_a_few_calls_and_asks_no_more(family: Family) -> None:
+    waited: list[float] = []
+
+    def lead(waited_s: float) -> Runnable | None:
+        waited.append(waited_s)
+        return (lambda inputs: "measured") if waited_s >= 100.0 else None
+
+    one = family.follower("one", lead)
+    results = []
+    for _ in range(UNLED_CALLS + 7):
+        results.append(one([]))
+        family.clock.now += 9.0
+
+    assert results == ["launched"] * (UNLED_CALLS + 4) + ["measured"] * 3
+    assert (waited[0], waited[-1]) == ((UNLED_CALLS - COMPILING_CALLS) * 9.0, 108.0)
+    assert set(family.waited.values()) == {0.0}  # for a decision it would wait on
+    assert len(family.looks) == UNLED_CALLS + 5 - COMPILING_CALLS
 
 
 def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(family: Family) -> None:

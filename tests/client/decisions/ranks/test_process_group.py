@@ -18,11 +18,11 @@ import torch.distributed as dist
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError, RanksError
 from pygraphd.client.common.report import Report
+from pygraphd.client.decisions.ranks.late_ranks import MAX_LATE, TOO_LATE
+from pygraphd.client.decisions.ranks.lockstep import STEPS
 from pygraphd.client.decisions.ranks.process_group import (
     COLLECTIVES_OFF,
     GRAPH_REGISTER,
-    MAX_LATE,
-    TOO_LATE,
     Groups,
     GroupStore,
 )
@@ -31,6 +31,8 @@ from tests.support.process_groups import init, nccl
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pygraphd.client.decisions.ranks.lockstep import Lockstep
 
 __all__ = ["init", "nccl"]  # fixtures
 
@@ -67,7 +69,7 @@ def test_a_group_is_found_and_its_store_asked(groups: Groups, init: Callable[...
     assert agreement is not None
     assert agreement is groups.agreement()
     assert agreement.role(GRAPH, [GRAPH], HERE).leads
-    assert torch_private.default_store().check([f"pygraph/2/asks/{GRAPH}"])
+    assert torch_private.default_store().check([f"pygraph/3/asks/{GRAPH}"])
 
 
 def test_a_new_group_has_a_new_agreement_and_the_old_ones_store_is_gone(
@@ -187,7 +189,7 @@ def test_each_attempt_at_a_graph_has_a_vote_of_its_own(groups: Groups, nccl: dic
     groups.lockstep(REDUCES, HERE).refuse("not now")
 
     keys = [
-        f"pygraph/2/recorded/0/0/2/{graph}/{n}/captured" for graph, n in ((GRAPH, 1), (GRAPH, 2), (HERE, 1))
+        f"pygraph/3/recorded/0/0/2/{graph}/{n}/captured" for graph, n in ((GRAPH, 1), (GRAPH, 2), (HERE, 1))
     ]
     assert torch_private.default_store().check(keys)
     groups.lockstep(frozenset({("_c10d_functional::all_gather_into_tensor_out", "0")}), GRAPH)
@@ -196,7 +198,7 @@ def test_each_attempt_at_a_graph_has_a_vote_of_its_own(groups: Groups, nccl: dic
 def test_collectives_that_are_switched_off_are_refused_without_a_vote(nccl: dict[str, Any]) -> None:
     with pytest.raises(NotRelocatableError, match=COLLECTIVES_OFF):
         Groups(Report(), captures=False).lockstep(REDUCES, GRAPH)
-    assert not torch_private.default_store().check([f"pygraph/2/recorded/0/0/2/{GRAPH}/1/captured"])
+    assert not torch_private.default_store().check([f"pygraph/3/recorded/0/0/2/{GRAPH}/1/captured"])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_settings_with_which_collectives_cannot_be_captured_are_refused_for_all(
 ) -> None:  # fmt: skip
     monkeypatch.setenv(name, value)
     nccl["size"] = ranks
-    key = f"pygraph/2/recorded/0/0/{ranks}/{GRAPH}/1/captured"
+    key = f"pygraph/3/recorded/0/0/{ranks}/{GRAPH}/1/captured"
 
     known = groups.why_not_captured(REDUCES)
     assert not torch_private.default_store().check([key])
@@ -277,15 +279,131 @@ def test_a_group_with_a_short_timeout_is_refused(groups: Groups, nccl: dict[str,
         groups.lockstep(REDUCES, GRAPH)
 
 
-def test_after_a_few_attempts_in_vain_none_is_made(groups: Groups, nccl: dict[str, Any]) -> None:
-    groups.late = MAX_LATE
-    assert groups.why_not_captured(REDUCES) is None  # other ranks may not have seen it
+class Job:
+    """The ranks of a job in this process, with one store and one clock."""
+
+    def __init__(self, ranks: int) -> None:
+        self.now = 0.0
+        self.ranks = [Groups(Report()) for _ in range(ranks)]
+
+    def begin(self, rank: int, graph: str) -> Lockstep:
+        lockstep = self.ranks[rank].lockstep(REDUCES, graph)
+        lockstep._clock, lockstep._sleep = (lambda: self.now), self._sleep
+        return lockstep
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def end(self, rank: int, lockstep: Lockstep) -> None:
+        """Vote for the attempt, and note whether that was in vain, as `CollectiveRecordings` does."""
+        with pytest.raises(RanksError):
+            lockstep.go_on()
+        if lockstep.is_late:
+            self.ranks[rank].note_late(lockstep)
+
+
+def test_a_job_whose_ranks_see_other_sizes_loses_little_time_before_it_gives_up(nccl: dict[str, Any]) -> None:
+    """Each rank is alone in its attempts, and has all others wait in a collective."""
+    job, refused = Job(64), list[str]()
+    for size in range(200):
+        rank = size % 64
+        try:
+            job.end(rank, job.begin(rank, f"{GRAPH}/{size}"))
+        except NotRelocatableError as error:
+            refused.append(str(error))
+
+    assert refused == [TOO_LATE] * (200 - MAX_LATE)
+    assert job.now <= MAX_LATE * (STEPS[0][1] + 1.0)
+
+
+def test_ranks_that_wait_at_the_same_time_lose_it_once(nccl: dict[str, Any]) -> None:
+    job = Job(8)
+    attempts = [job.begin(rank, f"{GRAPH}/{rank}") for rank in range(8)]
+    for rank, attempt in enumerate(attempts):
+        job.end(rank, attempt)
+
+    assert [job.begin(rank, HERE).late_before for rank in range(8)] == [1] * 8
+
+
+def test_one_that_comes_after_the_limit_has_lost_no_time(
+    nccl: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    job, nccl["size"] = Job(3), 3
+    job.end(0, job.begin(0, GRAPH))
+    for late in (1, 2):
+        job.now += 5.0
+        job.end(late, job.begin(late, GRAPH))
+
+    assert job.begin(0, HERE).late_before == 1
+
+
+def test_after_a_few_attempts_in_vain_none_is_made_and_other_ranks_are_told(nccl: dict[str, Any]) -> None:
+    job = Job(2)
+    for number in range(MAX_LATE):
+        job.end(0, job.begin(0, f"{HERE}/{number}"))
+    other = job.ranks[1]
+    assert other.why_not_captured(REDUCES) is None  # without a question to the store
 
     with pytest.raises(NotRelocatableError, match="late"):
-        groups.lockstep(REDUCES, GRAPH)
+        other.lockstep(REDUCES, GRAPH)
 
-    key = f"pygraph/2/recorded/0/0/2/{GRAPH}/1/captured"
+    key = f"pygraph/3/recorded/0/0/2/{GRAPH}/1/captured"
     assert torch_private.default_store().get(key) == f"never: {TOO_LATE}".encode()
+
+
+def test_what_a_rank_cannot_tell_the_others_it_counts_itself(
+    nccl: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(1)
+    attempt = job.begin(0, GRAPH)
+    monkeypatch.setattr(GroupStore, "connect", unreachable)
+
+    job.ranks[0].note_late(attempt)
+
+    assert job.ranks[0]._late_of(attempt.group).count == 1
+
+    attempt.late_before = 1
+    job.ranks[0].note_late(attempt)  # in a pause after the first failure
+    assert job.ranks[0]._late_of(attempt.group).count == 2
+
+
+def test_a_rank_whose_group_ends_during_an_attempt_notes_that_it_was_late_all_the_same(
+    nccl: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This is said in the program's call: an error of c10d's would be raised there."""
+    job = Job(1)
+    attempt = job.begin(0, GRAPH)
+    monkeypatch.setattr(torch_private, "default_store", unreachable)
+
+    job.ranks[0].note_late(attempt)
+
+    assert job.ranks[0]._late_of(attempt.group).count == 1
+
+
+def test_a_rank_does_not_vote_in_a_store_that_does_not_answer(
+    groups: Groups, nccl: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not read the result, and would have to wait until its group gives the others up."""
+    asked: list[object] = []
+
+    def connect(store: GroupStore) -> Any:
+        asked.append(store)
+        return unreachable(store)
+
+    with monkeypatch.context() as here:
+        here.setattr(GroupStore, "connect", connect)
+        for _ in range(200):
+            with pytest.raises(RanksError, match="could not reach"):
+                groups.lockstep(REDUCES, GRAPH)
+
+    assert len(asked) == 1  # the others did not wait for it
+    assert groups._report.failures == {"ranks: ConnectionError": 1}
+    assert torch_private.default_store().num_keys() == 0
+
+
+def unreachable(*_: object) -> Any:
+    raise ConnectionError
 
 
 def test_another_backend_than_nccl_is_refused(groups: Groups, nccl: dict[str, Any]) -> None:
@@ -315,7 +433,7 @@ def test_what_has_to_end_before_a_group_does(init: Callable[..., None]) -> None:
     from torch.distributed import destroy_process_group
 
     seen: list[bool] = []
-    undo = torch_private.before_groups_end(lambda: seen.append(dist.is_initialized()))
+    undo = torch_private.before_groups_end(lambda _: seen.append(dist.is_initialized()))
     try:
         init(dist.HashStore())
         destroy_process_group()
@@ -330,7 +448,7 @@ def test_what_has_to_end_before_a_group_does(init: Callable[..., None]) -> None:
 
 def test_what_has_to_end_before_a_group_is_aborted(init: Callable[..., None]) -> None:
     seen: list[bool] = []
-    undo = torch_private.before_groups_end(lambda: seen.append(dist.is_initialized()))
+    undo = torch_private.before_groups_end(lambda _: seen.append(dist.is_initialized()))
     try:
         init(dist.HashStore())
         with contextlib.suppress(RuntimeError):  # the backend of this test cannot abort
@@ -339,6 +457,49 @@ def test_what_has_to_end_before_a_group_is_aborted(init: Callable[..., None]) ->
         undo()
 
     assert seen == [True]
+
+
+@pytest.mark.parametrize("end", ["destroy_process_group", "_abort_process_group"])
+def test_what_ends_with_a_group_is_told_its_name_and_with_the_default_group_all_does(
+    init: Callable[..., None], end: str
+) -> None:
+    seen: list[str | None] = []
+    init(dist.HashStore())
+    of_one, of_both = dist.new_group([0]), dist.new_group([0, 1])
+    undo = torch_private.before_groups_end(seen.append)
+    try:
+        with contextlib.suppress(RuntimeError):  # the backend of this test cannot abort
+            getattr(dist.distributed_c10d, end)(of_one)
+        assert set(seen) == {of_one.group_name}
+        with contextlib.suppress(RuntimeError):
+            getattr(dist.distributed_c10d, end)(of_both)
+        assert set(seen) == {of_one.group_name, of_both.group_name}
+        with contextlib.suppress(RuntimeError):
+            getattr(dist.distributed_c10d, end)()
+    finally:
+        undo()
+
+    assert of_one.group_name != of_both.group_name
+    assert None in seen or end == "_abort_process_group"
+
+
+@pytest.mark.parametrize("error", [RuntimeError, AttributeError, ValueError])
+def test_a_group_without_a_name_may_be_any(
+    init: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def without_name(_: dist.ProcessGroup) -> str:
+        raise error("ProcessGroup name not set")
+
+    init(dist.HashStore())
+    of_one, seen = dist.new_group([0]), list[str | None]()
+    monkeypatch.setattr(dist.ProcessGroup, "group_name", property(without_name))
+    undo = torch_private.before_groups_end(seen.append)
+    try:
+        of_one.shutdown()
+    finally:
+        undo()
+
+    assert seen == [None]
 
 
 def test_the_group_of_a_collective_is_found_by_its_name(init: Callable[..., None]) -> None:
