@@ -33,7 +33,7 @@ class ReasonCode(enum.StrEnum):
     SAVES_HOST_TIME = "saves_host_time", "GRAPH saves host time, and the GPU takes no longer"
     SAVES_MORE_HOST_TIME = (
         "saves_more_host_time",
-        "GRAPH saves far more host time than it takes longer on the GPU",
+        "GRAPH saves much more host time than the GPU time that it adds",
     )
     FASTER = "faster", "GRAPH is faster"
     LONGER_ON_GPU = "longer_on_gpu", "GRAPH takes longer on the GPU"
@@ -58,7 +58,7 @@ class ReasonCode(enum.StrEnum):
     )
     DECIDED_BY_SIZE = (
         "decided_by_size",
-        "each dynamic size that comes back has its own decision; others run as KERNELS",
+        "each dynamic size that is repeated has its own decision; others run as KERNELS",
     )
     NO_MEMORY_TO_MEASURE = "no_memory_to_measure", "not enough free memory to run a GRAPH beside KERNELS"
     MEASURING_FAILED = "measuring_failed", "measuring failed"
@@ -66,7 +66,10 @@ class ReasonCode(enum.StrEnum):
         "left_to_another_process",
         "another process was still measuring it when the program ended",
     )
-    TREES_GONE = "trees_gone", "graphs of PyTorch were chosen before, and are no choice any more"
+    TREES_GONE = (
+        "trees_gone",
+        "an earlier version chose PyTorch's CUDA graph trees, which are no longer supported",
+    )
 
     # --- why no GRAPH could be recorded ---
     CANNOT_BE_RECORDED = "cannot_be_recorded", "it cannot be recorded: {}"

@@ -66,8 +66,7 @@ class Report:
         """Add to the named counters.
 
         Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none; entries found `from_bundle`.
-        Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `checked` (foreign decisions that were
-        validated), `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
+        Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `validated` foreign decisions, `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
         `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`,
         `checked_results` (result checks), `wrong_results` (result checks that failed), and `refused_for_memory`, which is in `memory`.
         """
@@ -190,7 +189,7 @@ class Report:
         """Return the JSON object that a summary file holds."""
         with self._lock:
             names = (
-                "graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled", "withheld", "from_bundle", "waited", "adopted", "checked",
+                "graphs", "looked_up", "hits", "misses", "measured", "recorded", "spooled", "withheld", "from_bundle", "waited", "adopted", "validated",
                 "disputed", "sizes", "placed", "placed_inputs", "sent", "led", "followed", "captured", "checked_results",
                 "wrong_results",
             )  # fmt: skip

@@ -22,7 +22,7 @@ class Trust(enum.StrEnum):
 
     ALL = "all"
     """They are used."""
-    VERIFY = "verify"
+    VALIDATE = "validate"
     """They are used, and validated on a few calls."""
     LOCAL = "local"
     """They are not used."""
@@ -33,7 +33,7 @@ class TrustPolicy:
     """Judges entries for a process on `host`; `max_age_s`: seconds after which an entry is measured anew; 0: no limit."""
 
     host: str
-    trust: Trust = Trust.VERIFY
+    trust: Trust = Trust.VALIDATE
     refresh: bool = False
     max_age_s: float = 0.0
 
@@ -55,7 +55,7 @@ class TrustPolicy:
 
     def must_validate(self, entry: Entry) -> bool:
         """Return whether a decision is validated on a few calls, if it has a measured cost."""
-        return self.trust is Trust.VERIFY and self._is_foreign(entry)
+        return self.trust is Trust.VALIDATE and self._is_foreign(entry)
 
     def _is_foreign(self, entry: Entry) -> bool:
         """Return whether another user or host took the decision. Rows of old databases name no host; they count as of this host."""

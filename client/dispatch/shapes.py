@@ -42,9 +42,9 @@ MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew, where it could not list them: with a daemon of an older
 version, or a bundle of too many files. Then it is not asked at first calls any more, since each question takes time."""
 
-NOT_OFTEN_ENOUGH = "dynamic sizes that had not come back often enough to be decided"
-TOO_MANY_TO_DECIDE = "more dynamic sizes than are decided apart (PYGRAPH_SIZES)"
-NO_TIME = "dynamic sizes that came back while recordings had used up their share of the time"
+NOT_OFTEN_ENOUGH = "dynamic sizes that were called too few times to be decided"
+TOO_MANY_TO_DECIDE = "more dynamic sizes than may have a decision of their own (PYGRAPH_SIZES)"
+NO_TIME = "dynamic sizes that were repeated while recordings had used up their share of the time"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
 
 

@@ -6,7 +6,7 @@
 `PYGRAPH_RELOCATE=0`: all graphs are left to PyTorch, which runs them as without PyGraph.
 `PYGRAPH_COLLECTIVES=0`: graphs with collectives are left to PyTorch; by default all ranks record them in the same call.
 `PYGRAPH_PLACEMENT=0`: CPU values in a graph stay on the CPU, and are computed between the captured partitions.
-`PYGRAPH_TRUST=all|verify|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
+`PYGRAPH_TRUST=all|validate|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
 `PYGRAPH_GRAPH_OPS=namespace,namespace::operator`: custom operators that may be captured, as they do nothing on the host.
 `PYGRAPH_SIZES`: how many dynamic sizes of a graph are decided at a time; 64 by default, 0: none.
 `PYGRAPH_SIZE_CALLS`: the call from which on a dynamic size is decided; 3 by default.
@@ -74,7 +74,7 @@ class Options:
     memory_bytes: int = 0
     """GPU memory in bytes that a recording may have at a time while it is made; 0: all that is free."""
     sizes: Bounds = field(default_factory=Bounds)
-    trust: Trust = Trust.VERIFY
+    trust: Trust = Trust.VALIDATE
     bundle: Path | None = None
     """The folder of `PYGRAPH_BUNDLE`; None: there is none."""
     log: str | None = None
@@ -117,10 +117,10 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
 
 
 def _trust(environ: Mapping[str, str], misread: list[str]) -> Trust:
-    value = environ.get(TRUST, "").strip().lower() or Trust.VERIFY
+    value = environ.get(TRUST, "").strip().lower() or Trust.VALIDATE
     if value not in list(Trust):
         misread.append(f"{TRUST}={environ[TRUST]} is not understood: set it to {', '.join(Trust)}")
-        return Trust.VERIFY
+        return Trust.VALIDATE
     return Trust(value)
 
 

@@ -41,7 +41,7 @@ class Persistence(enum.Enum):
     TRANSIENT = enum.auto()
     """The reason is the setup of this process, or a lack of free memory. Decisions taken meanwhile are provisional."""
     ONE_CALL = enum.auto()
-    """Nothing is refused: the next call of the size is recorded again."""
+    """This call is not recorded; the next call of the size is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,7 @@ def _print_version(wanted: bool) -> None:
 @application.callback()
 def _options(
     version: Annotated[
+        # Eager: click would first miss the name of a command.
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -120,7 +121,7 @@ def restart(
     metrics_port: _MetricsPort = None,
     team_url: _TeamUrl = None,
 ) -> None:
-    """Stop the daemon if it runs, then start it, with the options that it had but for those given."""
+    """Stop the daemon if it runs, then start it, with the options that it had; options given here override them."""
     from pygraphd.cli import lifecycle
     from pygraphd.cli.output import complain
 
@@ -185,6 +186,7 @@ def logs(
     log = locations.log
     reading.check_there(locations)
     try:
+        # Each line is flushed: into a pipe, Python would write only when a block is full.
         for line in reading.follow(log, count) if follow else reading.last_lines(log, count):
             _say(line)
             sys.stdout.flush()

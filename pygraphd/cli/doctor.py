@@ -69,6 +69,7 @@ def _probed(probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
 
 
 def _driver(found: Mapping[str, Any]) -> Check:
+    # Empty where an earlier stage hung, after which none is asked.
     if "error" in found or not found:
         return Check(
             "driver",
@@ -113,7 +114,7 @@ def _torch(probed: Mapping[str, Mapping[str, Any]]) -> Iterator[Check]:
             "hook", str(missing), "use torch 2.11 to 2.15; until then PyGraph does nothing in a program"
         )
     elif hook:
-        yield Check("hook", "torch has the names that it needs")
+        yield Check("hook", "this torch has all private functions that PyGraph uses")
 
 
 def _version(text: str) -> tuple[int, ...]:
@@ -123,7 +124,7 @@ def _version(text: str) -> tuple[int, ...]:
 def _recording(probed: Mapping[str, Mapping[str, Any]]) -> Check:
     found, lacks = probed.get("recording"), probed.get("hook", {}).get("relocation")
     if found is None:
-        return Check("recording", "not asked, as an earlier stage failed", "mend that first")
+        return Check("recording", "not asked, as an earlier stage failed", "fix the earlier check first")
     if reason := lacks or found.get("error"):
         if not probed.get("torch", {}).get("gpus"):
             return Check("recording", str(reason), "without a GPU graphs run as KERNELS")
@@ -138,7 +139,7 @@ def _helper(found: Mapping[str, Any]) -> Check:
         return Check(
             "helper",
             str(found.get("error", "not asked")),
-            "mend that first: without it graphs are left to PyTorch",
+            "fix that first: without it graphs are left to PyTorch",
         )
     if found["state"] == "loaded":
         return Check("helper", f"compiled: {found['path']}")
@@ -157,6 +158,7 @@ def _helper(found: Mapping[str, Any]) -> Check:
 
 
 def _daemon(locations: Locations, autostart: Mapping[str, Any]) -> Iterator[Check]:
+    # By the same code as `status`, so that both name the same problems.
     state = status.collect(locations)
     for problem in state.problems:
         yield Check("daemon", problem, 'see docs/daemon.md, "When things go wrong"')
@@ -171,6 +173,7 @@ def _daemon(locations: Locations, autostart: Mapping[str, Any]) -> Iterator[Chec
 
 
 def _no_daemon(state: Status, autostart: Mapping[str, Any]) -> Iterator[Check]:
+    # Not `load_config`, which reports the first fault alone.
     settings = survey(os.environ, {})
     for fault in settings.faults:
         remedy = 'correct or remove it: see docs/daemon.md, "Settings"'
@@ -178,6 +181,7 @@ def _no_daemon(state: Status, autostart: Mapping[str, Any]) -> Iterator[Check]:
     if state.spool_waiting:
         waiting = f"not running; {plural(state.spool_waiting, 'file waits', 'files wait')} in the spool"
         yield Check("daemon", waiting, _START)
+    # With a fault in the settings, no program could start one either.
     elif not settings.faults:
         entries = "unknown" if state.entries is None else str(state.entries)
         yield Check("daemon", f"not running, {entries} entries{_who_starts_one(autostart)}")
@@ -203,9 +207,10 @@ def _folders(locations: Locations) -> Iterator[Check]:
 
 
 def _folder(name: str, folder: Path, mounts: Iterable[tuple[str, str]]) -> Iterator[Check]:
+    # A folder that is not there yet will be made in the nearest one that is.
     there = next(each for each in (folder, *folder.parents) if ownership.is_there(each))
     if there == folder and (problem := ownership.why_not_private(folder)) is not None:
-        yield Check(name, problem, "as it says; programs go on without the cache until then")
+        yield Check(name, problem, "fix the problem named; until then programs run without the cache")
     elif not os.access(there, os.W_OK | os.X_OK):
         yield Check(
             name, f"{there}: you may not write to it", "chmod u+rwx, or set PYGRAPHD_HOME to another folder"

@@ -31,9 +31,9 @@ _BREAKS, _BETWEEN, _LEFT, _TORCH, _CALLS, _FAILED = (
 _DECIDED = "decisions"
 _BRANCH = "generic_jump TensorVariable()"
 """Dynamo's reason for a graph break at an `if` or `while` on a tensor."""
-_NOT_BACK = "had not come back"
+_TOO_SELDOM = "called too few times"
 _CALLS_BEFORE = 2
-"""Calls of each size before it is decided by itself, by default: a program whose sizes come back has these, too."""
+"""Calls of each size before it is decided by itself, by default: a program whose sizes are repeated has these, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ def _rule(name: str, kinds: str, said: str, remedy: str, *codes: ReasonCode) -> 
 
 RULES = (
     _rule(
+        # First, or these would be among the other reasons, which the last rule takes.
         "expected", f"{_CALLS}", "^first call of a size|another process measured|still being compiled|^called from another thread|while it was measured|^measured anew", "",
         ReasonCode.LONGER_ON_GPU, ReasonCode.LONGER_ON_HOST, ReasonCode.NO_GAIN, ReasonCode.LEFT_TO_ANOTHER_PROCESS,
     ),
@@ -82,13 +83,14 @@ RULES = (
         "torch.compile(fullgraph=True) makes it an error",
     ),
     _rule(
+        # Of what runs between graphs, the summary has the name of the operator alone.
         "unvouched operators", f"{_DECIDED} {_CALLS} {_BETWEEN}", r"nobody vouches|^\w+::\w+$",
         "if they do nothing on the host and depend on nothing but their arguments, set PYGRAPH_GRAPH_OPS to their names; for an operator of "
         "your own, allocate from PyTorch and launch on the current stream",
         ReasonCode.CUSTOM_OPERATORS,
     ),
     _rule(
-        "sizes that do not come back", _CALLS, "sizes|captured as often",
+        "sizes that are not repeated", _CALLS, "sizes|captured as often",
         "pad to a few sizes, or sort inputs into buckets; if there are few sizes, more than are decided at a time, raise PYGRAPH_SIZES",
         ReasonCode.DECIDED_BY_SIZE, ReasonCode.BOUND_REACHED,
     ),
@@ -162,7 +164,7 @@ def _reasons(summary: Summary) -> Iterator[tuple[str, str, ReasonCode | None, in
     came_back = set(sized)
     for ran, times in Counter(summary.decisions).items():
         code = ran.reason.code
-        # That sizes are decided apart keeps nothing out of graphs once one of them has come back.
+        # That sizes are decided apart keeps nothing out of graphs once one of them is repeated.
         if ran.deployment is Deployment.KERNELS and not (
             code is ReasonCode.DECIDED_BY_SIZE and ran.graph in came_back
         ):
@@ -171,5 +173,5 @@ def _reasons(summary: Summary) -> Iterator[tuple[str, str, ReasonCode | None, in
             yield _DECIDED, reason_text(ran.reason, final=ran.final) + where, code, times
     for kind, reasons in summary.notes.items():
         for text, times in reasons.items():
-            if _NOT_BACK not in text or times > len(sized) * _CALLS_BEFORE:
+            if _TOO_SELDOM not in text or times > len(sized) * _CALLS_BEFORE:
                 yield kind, text.replace(_BRANCH, "branch on the value of a tensor"), None, times

@@ -140,7 +140,7 @@ def test_a_second_process_measures_nothing_and_runs_as_the_first(home: Home, pro
     expect(first, hits=0, misses=GRAPHS, measured=GRAPHS, recorded=GRAPHS)
     expect(second, hits=GRAPHS, misses=0, measured=0, recorded=0)
     for each in (first, second):
-        expect(each, waited=0, adopted=0, checked=0, disputed=0)
+        expect(each, waited=0, adopted=0, validated=0, disputed=0)
     assert second["measuring_ms"] == 0
     assert (sources(first), sources(second)) == ({"measured"}, {"cache"})
     assert deployments(second) == deployments(first)
@@ -174,7 +174,7 @@ def test_what_was_imported_is_used_at_once_and_checked(
     """Whether it holds is for the GPU and its other users to say, of forward and backward each by itself."""
     (said,) = program.train(importer, "checking")
 
-    expect(said, hits=GRAPHS, misses=0, checked=GRAPHS, adopted=0)
+    expect(said, hits=GRAPHS, misses=0, validated=GRAPHS, adopted=0)
     disputed = said["disputed"]
     assert 0 <= disputed <= GRAPHS
     expect(said, measured=disputed, recorded=disputed)
@@ -188,7 +188,7 @@ def test_what_was_imported_is_not_checked_where_all_is_trusted(
 ) -> None:
     (said,) = program.train(importer, "trusting", PYGRAPH_TRUST="all")
 
-    expect(said, hits=GRAPHS, misses=0, checked=0, disputed=0, measured=0, recorded=0, waited=0)
+    expect(said, hits=GRAPHS, misses=0, validated=0, disputed=0, measured=0, recorded=0, waited=0)
     assert sources(said) == {"cache"}
     assert deployments(said) == exported.deployments
 
@@ -201,10 +201,10 @@ def test_what_was_imported_is_measured_anew_where_only_our_own_is_trusted(
     (again,) = program.train(importer, "again")
 
     expect(said, hits=0, misses=GRAPHS, measured=GRAPHS, recorded=GRAPHS)
-    expect(said, checked=0, disputed=0, waited=0, adopted=0)
+    expect(said, validated=0, disputed=0, waited=0, adopted=0)
     assert sources(said) == {"measured"}
     assert all(each["because"] for each in said["decisions"])
-    expect(again, hits=GRAPHS, misses=0, checked=0, measured=0)
+    expect(again, hits=GRAPHS, misses=0, validated=0, measured=0)
     assert deployments(again) == deployments(said)
     assert entries(importer) == GRAPHS
 
@@ -221,7 +221,7 @@ def test_what_was_shipped_is_used_at_once_and_checked(
         found = entries(home)
 
     disputed = said["disputed"]
-    expect(said, hits=GRAPHS, misses=0, checked=GRAPHS, measured=disputed, recorded=disputed)
+    expect(said, hits=GRAPHS, misses=0, validated=GRAPHS, measured=disputed, recorded=disputed)
     assert sources(said) == sources_with(disputed)
     assert disputed or deployments(said) == exported.deployments
     assert found == disputed

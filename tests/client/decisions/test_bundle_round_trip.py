@@ -85,7 +85,7 @@ def test_another_home_uses_it_at_once_and_validates_it(there: Path) -> None:
     told, steps = trained(at(there), ENOUGH)
 
     assert steps == [CAPTURED] * ENOUGH
-    assert counts(told, "hits", "from_bundle", "measured", "checked", "disputed") == (3, 3, 0, 3, 0)
+    assert counts(told, "hits", "from_bundle", "measured", "validated", "disputed") == (3, 3, 0, 3, 0)
     assert sources(told) == {("GRAPH", "cache")}
     assert {each.partition(":")[0] for each in told.report.failures} <= {"daemon"}
 

@@ -222,7 +222,7 @@ def test_sizes_that_are_not_believed_are_not_known_and_used_ones_are_told_of_lat
         report = Report()
         cache = Cache(places, "here", report)
         strict = DecisionService(cache, TrustPolicy("elsewhere", Trust.LOCAL), report)
-        decisions = DecisionService(cache, TrustPolicy("here", Trust.VERIFY), report)
+        decisions = DecisionService(cache, TrustPolicy("here", Trust.VALIDATE), report)
         assert strict.look_up_sizes(WHOLE, HERE, 64).known.keys() == set()
         found = decisions.look_up_sizes(WHOLE, HERE, 64)
         assert [*found.known] == [(8,), (16,)]

@@ -146,13 +146,13 @@ def foreign(request: pytest.FixtureRequest, home: Home, session: Runtime) -> Hom
     return home
 
 
-@pytest.mark.parametrize(("trust", "checked"), [("verify", GRAPHS), ("all", 0)])
+@pytest.mark.parametrize(("trust", "validated"), [("validate", GRAPHS), ("all", 0)])
 def test_what_another_has_decided_is_used_at_once(
     foreign: Home,
     session: Runtime,
     monkeypatch: pytest.MonkeyPatch,
     trust: str,
-    checked: int,
+    validated: int,
 ) -> None:
     monkeypatch.setenv(settings.TRUST, trust)
     before = stats(foreign)
@@ -162,7 +162,7 @@ def test_what_another_has_decided_is_used_at_once(
 
     assert steps == [CAPTURED] * ENOUGH
     assert counts(told, "hits", "misses", "measured", "recorded", "waited") == (GRAPHS, 0, 0, 0, 0)
-    assert counts(told, "checked", "disputed") == (checked, 0)
+    assert counts(told, "validated", "disputed") == (validated, 0)
     assert told.report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": GRAPHS}
     assert sources(told) == {("GRAPH", "cache")}
     assert told.report.failures == {}
@@ -182,7 +182,7 @@ def test_what_another_has_decided_is_not_used_where_only_our_own_is_trusted(
 
     assert (steps[0], steps[-1]) == (LAUNCHED, CAPTURED)
     assert counts(told, "hits", "misses", "measured", "recorded") == (0, GRAPHS, GRAPHS, GRAPHS)
-    assert counts(told, "checked", "adopted", "waited") == (0, 0, 0)
+    assert counts(told, "validated", "adopted", "waited") == (0, 0, 0)
     assert sources(told) == {("GRAPH", "measured")}
     # What it found out itself has taken the place of what it did not trust.
     assert (counts(again, "hits", "measured"), steps_again) == ((GRAPHS, 0), [CAPTURED] * 3)
@@ -201,9 +201,9 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
     again, steps_again = trained(session, ENOUGH)
 
     assert (steps[0], steps[-1]) == (CAPTURED, LAUNCHED)
-    assert counts(told, "hits", "checked", "disputed", "measured", "recorded") == (GRAPHS,) * 5
+    assert counts(told, "hits", "validated", "disputed", "measured", "recorded") == (GRAPHS,) * 5
     assert told.report.fallbacks == {DISPUTED: GRAPHS}
-    assert counts(again, "hits", "checked", "measured") == (GRAPHS, 0, 0)
+    assert counts(again, "hits", "validated", "measured") == (GRAPHS, 0, 0)
     assert steps_again == [LAUNCHED] * ENOUGH
     assert told.report.failures == again.report.failures == {}
     assert stats(foreign)["entries"] == GRAPHS
@@ -224,7 +224,7 @@ def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
     told, steps = trained(session, 2 * ENOUGH)
 
     assert (steps[0], steps[-1]) == (CAPTURED, LAUNCHED if disputed else CAPTURED)
-    assert counts(told, "hits", "checked", "disputed") == (GRAPHS, GRAPHS, disputed)
+    assert counts(told, "hits", "validated", "disputed") == (GRAPHS, GRAPHS, disputed)
     assert told.report.failures == {}
 
 
@@ -302,7 +302,7 @@ def test_what_is_found_out_where_the_cache_is_only_read_is_told_to_nobody(
     assert spooled(home) == []
 
 
-@pytest.mark.parametrize("trust", ["all", "verify", "local"])
+@pytest.mark.parametrize("trust", ["all", "validate", "local"])
 @pytest.mark.parametrize("by", ["ourselves", "other-host", "other-user"])
 def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
     home: Home,
@@ -322,9 +322,9 @@ def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
     again, steps_again = trained(session, 3)
     assert (steps[0], steps[-1]) == (LAUNCHED, LAUNCHED)
     assert counts(anew, "hits", "misses", "measured", "recorded") == (0, GRAPHS, GRAPHS, GRAPHS)
-    assert counts(anew, "checked", "adopted", "waited") == (0, 0, 0)
+    assert counts(anew, "validated", "adopted", "waited") == (0, 0, 0)
     assert sources(anew) == {("KERNELS", "measured")}
-    assert (counts(again, "hits", "checked"), steps_again) == ((GRAPHS, 0), [LAUNCHED] * 3)
+    assert (counts(again, "hits", "validated"), steps_again) == ((GRAPHS, 0), [LAUNCHED] * 3)
     assert anew.report.failures == again.report.failures == {}
 
 

@@ -164,7 +164,7 @@ def test_a_decision_from_elsewhere_is_used_at_once_and_stays_if_it_holds(
 
     assert steps == [(["relocated"] * 2, ["relocated"])] * ENOUGH
     counts = told.report.counts
-    assert (counts["hits"], counts["checked"], counts["disputed"], counts["measured"]) == (3, 3, 0, 0)
+    assert (counts["hits"], counts["validated"], counts["disputed"], counts["measured"]) == (3, 3, 0, 0)
     assert counts["spooled"] == 0
     summary = told.report.summary()
     assert summary["deployed"] == {"KERNELS": 0, "GRAPH": 3}
@@ -184,11 +184,11 @@ def test_a_decision_from_elsewhere_that_does_not_hold_is_measured_anew(
     runs = "relocated" if graph_us < 100 else "launched"
     assert (steps[0], steps[-1]) == ((["relocated"] * 2, ["relocated"]), ([runs] * 2, [runs]))
     counts = told.report.counts
-    assert (counts["checked"], counts["disputed"], counts["measured"], counts["spooled"]) == (3, 3, 3, 3)
+    assert (counts["validated"], counts["disputed"], counts["measured"], counts["spooled"]) == (3, 3, 3, 3)
     assert told.report.fallbacks == {DISPUTED: 3}
     assert len(told.report.summary()["decisions"]) == 3
     again, _ = trained(session, ENOUGH)
-    assert (again.report.counts["hits"], again.report.counts["checked"]) == (3, 0)
+    assert (again.report.counts["hits"], again.report.counts["validated"]) == (3, 0)
 
 
 def test_what_was_checked_and_measured_anew_is_gone_from_a_graph_in_one_piece(
@@ -232,7 +232,7 @@ def test_what_is_trusted_can_be_set(
     told, steps = trained(session, ENOUGH)
 
     counts = told.report.counts
-    assert (counts["hits"], counts["measured"], counts["checked"]) == (hits, measured, 0)
+    assert (counts["hits"], counts["measured"], counts["validated"]) == (hits, measured, 0)
     assert steps[-1] == (["relocated"] * 2, ["relocated"])
 
 
@@ -243,7 +243,7 @@ def test_a_program_that_ends_before_the_check_does_has_run_as_it_was_told(sessio
     told.close()
 
     summary = told.report.summary()
-    assert (summary["checked"], summary["deployed"]["GRAPH"], summary["spooled"]) == (3, 3, 0)
+    assert (summary["validated"], summary["deployed"]["GRAPH"], summary["spooled"]) == (3, 3, 0)
 
 
 def test_who_waits_to_the_end_records_nothing(session: Runtime, tmp_path: Path) -> None:

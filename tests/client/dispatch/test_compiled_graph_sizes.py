@@ -179,7 +179,7 @@ def test_what_was_decided_elsewhere_is_checked_at_its_size(
     ran = program.steps([8, 24] * 2 * ENOUGH, monkeypatch)
 
     assert ran[-2:] == [(8, "relocated", "relocated"), (24, "relocated", "relocated")]
-    expect(session, checked=4, disputed=disputed, measured=disputed)
+    expect(session, validated=4, disputed=disputed, measured=disputed)
 
 
 @pytest.mark.parametrize(("half", "launched"), [("forward", 0), ("backward", 1)])
@@ -195,7 +195,7 @@ def test_either_half_can_be_found_not_to_hold(
     _, *ran = program.steps([8] * 3 * ENOUGH, monkeypatch)[-1]
 
     assert [how == "launched" for how in ran] == [launched == 0, launched == 1]
-    expect(session, checked=2, disputed=1, measured=1)
+    expect(session, validated=2, disputed=1, measured=1)
 
 
 def test_a_size_makes_room_for_another(session: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,14 +66,14 @@ def test_what_is_not_understood_is_named_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("value", "trust"),
-    [("", Trust.VERIFY), ("verify", Trust.VERIFY), ("ALL", Trust.ALL), (" local ", Trust.LOCAL)],
+    [("", Trust.VALIDATE), ("validate", Trust.VALIDATE), ("ALL", Trust.ALL), (" local ", Trust.LOCAL)],
 )
 def test_trust(value: str, trust: Trust) -> None:
     assert settings.read({TRUST: value}) == Options(trust=trust)
 
 
 def test_a_trust_that_is_not_understood_is_the_usual_one() -> None:
-    said = "PYGRAPH_TRUST=none is not understood: set it to all, verify, local"
+    said = "PYGRAPH_TRUST=none is not understood: set it to all, validate, local"
 
     assert settings.read({TRUST: "none"}) == Options(misread=(said,))
 

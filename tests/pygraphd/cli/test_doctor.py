@@ -243,13 +243,13 @@ def ran(
         ("graph_breaks", "Data-dependent branching (a.py:4)", "host reads"),
         ("graph_breaks", "Call to `print` (a.py:5)", "graph breaks"),
         ("left_on_cpu", "index of the CPU: it is a mask (a.py:6)", "CPU tensors"),
-        ("fallbacks", "more dynamic sizes than are decided apart (PYGRAPH_SIZES)", "sizes that do not come back"),
-        ("fallbacks", "dynamic sizes that had not come back often enough to be decided", "sizes that do not come back"),
+        ("fallbacks", "more dynamic sizes than may have a decision of their own (PYGRAPH_SIZES)", "sizes that are not repeated"),
+        ("fallbacks", "dynamic sizes that were called too few times to be decided", "sizes that are not repeated"),
         ("fallbacks", "first call of a size", None),
         ("fallbacks", "called with other sizes while it was measured", None),
         ("fallbacks", "called from another thread while a dynamic size was looked up", None),
         ("fallbacks", "measured anew, since a call takes over 20 % more or less here than where that was decided", None),
-        ("fallbacks", "captured as often as is allowed", "sizes that do not come back"),
+        ("fallbacks", "captured as often as is allowed", "sizes that are not repeated"),
         ("fallbacks", "out of memory in a replay", "memory"),
         ("fallbacks", "called while the user captures the stream", "disturbed captures"),
         ("left_to_torch", "PYGRAPH_RELOCATE=0", "left to PyTorch"),
@@ -285,7 +285,7 @@ def test_graphs_that_run_as_kernels_have_theirs_with_their_lines(tmp_path: Path)
 
     assert [(each.name, len(each.seen)) for each in found] == [
         ("unvouched operators", 2),
-        ("sizes that do not come back", 1),
+        ("sizes that are not repeated", 1),
         ("collectives", 1),
     ]
     assert "mine::rope (model.py:7 in forward)" in text

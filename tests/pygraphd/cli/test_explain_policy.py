@@ -128,7 +128,7 @@ def test_a_rule_is_not_derived_anew(locations: Locations) -> None:
 
     graph, _ = explained(GRAPH.digest, locations)
 
-    assert graph["entry"]["not_used"] == f"{versions(1)}: decided anew when it is met"
+    assert graph["entry"]["not_used"] == f"{versions(1)}: decided anew when a program next uses the graph"
 
 
 def test_what_waits_in_the_spool_has_to_be_taken_in_first(locations: Locations) -> None:
