@@ -37,6 +37,8 @@ SIZES_PATH = f"/v{API_VERSION}/sizes"
 LEASE_PATH = f"/v{API_VERSION}/lease"
 REDERIVE_PATH = f"/v{API_VERSION}/rederive"
 IMPORT_PATH = f"/v{API_VERSION}/import"
+DATABASE_CAUSE = "database"
+"""The `cause` in the answer to a request that the database keeps the daemon from serving."""
 _Item = TypeVar("_Item")
 MAX_REQUEST_GRAPHS = 1024
 """Graphs in one request; a compiled module has a handful of partitions."""

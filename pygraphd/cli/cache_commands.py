@@ -64,18 +64,20 @@ def inspect(
     path = _readable().database
     with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as catalogues:
         pages = pages_of(catalogues, gpu, graph, most)
-        first = next(pages, [])
+        first = next(pages, None)
+        # JSON keeps its form without entries, and a filter that matches nothing has an error of its own.
         if not first and not json and not chosen:
             _say("no entries" if catalogues else f"no entries: {path} does not exist yet")
             return
         pages = itertools.chain([first] if first else [], pages)
         if json:
-            _say_all(render.entries_json(entry for page in pages for entry in page))
+            _say_all(render.entries_json(pages))
         else:
             columns = shutil.get_terminal_size().columns
             narrow = sys.stdout.isatty() and not wide
             _say_all(render.entries_in_lines(pages, columns) if narrow else render.entries_table(pages))
         if chosen and not first:
+            # Before the error, which would come first in a file that takes both streams.
             sys.stdout.flush()
             raise chosen.no_match(catalogues)
 
@@ -291,6 +293,7 @@ def _prune(locations: Locations, *requests: PruneRequest) -> PruneAnswer:
     from pygraphd.cli import foreseeing
     from pygraphd.cli.writing import writing
 
+    # Else a writer would make a database, only to delete nothing from it.
     _check_there_is_a_cache(locations, "delete")
     if all(request.dry_run for request in requests):
         return foreseeing.prune(locations, requests)

@@ -95,6 +95,7 @@ def probe(environ: Mapping[str, str] | None = None, limit_s: float = PROBE_S) ->
             timeout=limit_s,
             # With PYGRAPH=1 in the environment, importing torch would switch PyGraph on in the probe.
             env={**environ, "PYGRAPH_DISABLE": "1"},
+            # A driver may end the process: what the stages before have said still counts.
             check=False,
         )
     except subprocess.TimeoutExpired as error:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from pygraphd import folders
 from pygraphd.cli import summaries
-from pygraphd.cli.catalogue import NO_DIGITS, NOT_FOUND, CachedEntry, Catalogue, is_prefix, only_graph
+from pygraphd.cli.catalogue import NO_DIGITS, NOT_FOUND, Catalogue, is_prefix, only_graph
+from pygraphd.cli.entries import CachedEntry
 from pygraphd.cli.shipped_catalogue import open_with_shipped
 from pygraphd.cli.spool_catalogue import SpoolCatalogue
 from pygraphd.daemon import spool
@@ -27,7 +28,7 @@ from pygraphd.schema.summary import Deployed, Source
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from pygraphd.cli.catalogue import EntryDetails
+    from pygraphd.cli.entries import EntryDetails
     from pygraphd.cli.summaries import Summary
     from pygraphd.schema.locations import Locations
 
@@ -146,6 +147,7 @@ def open_catalogues(locations: Locations, waiting: int) -> Iterator[tuple[Catalo
 
 def _of_prefix(prefix: str, catalogues: Sequence[Catalogue]) -> list[EntryDetails]:
     found = _merged(each.of_prefix(prefix) for each in catalogues)
+    # Once more for all together: each catalogue has looked at its own graphs alone.
     only_graph(prefix, {each.entry.facts["graph"] for each in found})
     return found
 
@@ -237,7 +239,7 @@ def _why_not_used(facts: Mapping[str, Any], *, spooled: bool) -> str:
         return ""
     versions = f"decided by policy {facts['policy']}, and this is policy {POLICY_VERSION}"
     if facts["measured_at"] is None:
-        return f"{versions}: decided anew when it is met"
+        return f"{versions}: decided anew when a program next uses the graph"
     when = "once it is taken in, " if spooled else ""
     cure = f"{when}`pygraphd cache rederive` can apply the present policy"
     return f"{versions}: measured anew when it is met, unless {cure}"

@@ -26,6 +26,7 @@ _AN_EXPORT = "one that `pygraphd cache export FILE` has written; nothing was imp
 def write_out(entries: Iterable[Portable]) -> int:
     """Write entries to standard output; return their number. Raises CommandError."""
     check_open()
+    # The header has the number of entries, and is written again in the end: a pipe cannot go back to it.
     with _buffer("w+") as buffer:
         count = exchange.write(entries, buffer)
         buffer.seek(0)
@@ -37,6 +38,8 @@ def write_out(entries: Iterable[Portable]) -> int:
 def write_new(path: Path, entries: Iterable[Portable]) -> int:
     """Write entries to a new file, which is gone again if that fails; return their number. Raises CommandError."""
     try:
+        # By the mode "x": between asking whether the file is there and opening it, somebody else could make
+        # it.
         with path.open("x", encoding="utf-8") as stream:
             try:
                 count = exchange.write(entries, stream)
@@ -61,6 +64,7 @@ def opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
     name = "standard input" if file == "-" else file
     with contextlib.ExitStack() as stack:
         try:
+            # Python sets `sys.stdin` to None where descriptor 0 is closed.
             if file == "-" and sys.stdin is None:
                 raise UsageError(f"{name}: is closed; give the name of a file, or feed one through a pipe")
             stream: BinaryIO = sys.stdin.buffer if file == "-" else stack.enter_context(Path(file).open("rb"))
@@ -77,8 +81,10 @@ def _checked(stream: BinaryIO, name: str, stack: contextlib.ExitStack) -> Binary
 
     The header is checked before the rest is read: what comes through a pipe may be long, or have no end.
     """
+    # Bounded, as a file of another kind may have no end of a line for gigabytes.
     header = stream.readline(MAX_LINE_BYTES + 1)
     _check_is_export(header, name)
+    # Standard input may be a file, too, which needs no copy to be read twice.
     if stream.seekable():
         stream.seek(0)
         return stream

@@ -83,6 +83,8 @@ def _prune(own: Catalogue | None, locations: Locations, request: PruneRequest) -
 
 def _counted(catalogue: Catalogue, request: PruneRequest) -> PruneAnswer:
     done = PruneProgress()
+    # A transaction for each portion: SQLite cannot begin its write-ahead log anew while a reader still needs
+    # it.
     while not done.is_complete:
         done = catalogue.read(_counting(request, done))
     return done.answer(request, 0)
@@ -104,6 +106,7 @@ def _all_ids(connection: sa.Connection) -> list[str]:
 
 def _known(catalogue: Catalogue, ids: Sequence[str]) -> int:
     """Return how many of some ids have an entry."""
+    # In chunks, since SQLite bounds the number of parameters.
     queried = [
         sa.select(tables.Decision.id).where(tables.Decision.id.in_(some)) for some in queries.chunks(ids)
     ]
@@ -114,6 +117,7 @@ def _known(catalogue: Catalogue, ids: Sequence[str]) -> int:
 def _opened(locations: Locations) -> Iterator[Catalogue | None]:
     """Yield the catalogue, or None for a database that has no entries: there is none, or it would be set aside, which is said."""
     path = locations.database
+    # SQLite takes an empty file for a new database.
     if not path.exists() or not path.stat().st_size:
         yield None
     # First: what a newer version wrote is neither written nor set aside.
@@ -135,6 +139,7 @@ def _inspected(path: Path, look: Callable[[sqlite3.Connection], _T]) -> _T | str
         with contextlib.closing(offline.connect(path)) as connection:
             return look(connection)
     except sqlite3.Error as error:
+        # The low byte is the error's kind; SQLite's extended codes have more in the others.
         if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_OK) & 0xFF in database_files.DAMAGE:
             return str(error)
         raise DatabaseError(database_files.why_unreadable(path, error)) from error

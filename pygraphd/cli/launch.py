@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _STDIN = "-"
 _WITH_VALUE = re.compile(r"-(?:[^-cmWX][^cmWX]*)?([cmWX])(.*)", re.DOTALL)
 """An option of Python's that takes the rest of its word, or else the next word; others without a value may come before it."""
+# The only long option of Python's that takes a value.
 _LONG_WITH_VALUE = "--check-hash-based-pycs"
 
 
@@ -33,6 +34,7 @@ def launch(arguments: Sequence[str]) -> NoReturn:
     name, is_script = program_of(arguments)
     if is_script and not Path(name).exists():
         raise UsageError(f"run: {name}: no such file; give the path of a script, or -m MODULE")
+    # The folder of summaries is for its owner alone, whatever the user's umask is.
     umask = os.umask(0o077)
     kept = variable_for(name, locate(), os.environ)
     os.umask(umask)  # the script's is the user's

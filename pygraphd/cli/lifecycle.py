@@ -67,6 +67,7 @@ class _Log:
     def __init__(self, path: Path) -> None:
         self._name = f" (log: {path})"
         try:
+            # Also to be read: where the start fails, its last line says why.
             self.descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         except OSError:
             self.descriptor, self._name = os.memfd_create(path.name), ""
@@ -100,6 +101,7 @@ def not_applied(
     """
     told, wanted = _stats(locations).get("settings"), config.settings()
     has = told if isinstance(told, dict) else {}
+    # By value, as the text of one may be 30m and that of the other 1800.
     others = [name for name in flags if not _is_alike(has.get(name), wanted[name])]
     words = [word for name in others for word in (flag(name), shlex.quote(flags[name]))]
     return words + [word for name in hidden for word in (flag(name), "URL")]
@@ -127,6 +129,7 @@ def options_of(locations: Locations, names: Collection[str]) -> Options:
     """Return those of some options with which the running daemon was started; none if no daemon can be asked."""
     told = _stats(locations).get("settings")
     settings = told if isinstance(told, dict) else {}
+    # What came from a variable or the file, the next daemon reads there.
     found = [name for name in names if _origin(settings.get(name)) == flag(name)]
     texts = {name: _option_text(settings[name].get("value")) for name in found}
     kept = {name: text for name, text in texts.items() if _is_valid(name, text)}
@@ -153,6 +156,7 @@ def _is_valid(name: str, text: str) -> bool:
 
 def _stats(locations: Locations) -> dict[str, object]:
     try:
+        # Asked for remarks alone: a daemon that cannot be asked is no error here.
         return control.stats(locations.socket)
     except CommandError:
         return {}
@@ -164,6 +168,7 @@ def _is_alike(told: object, wanted: Mapping[str, object]) -> bool:
 
 def stop(locations: Locations) -> int:
     """End the daemon, wait until its process is gone, and return its pid; raises NotRunningError, CommandError."""
+    # Before anything is asked of it: another user's process may listen there, and name any pid.
     if problem := control.why_untrusted(locations.socket):
         raise UsageError(problem)
     running = control.ping(locations.socket)

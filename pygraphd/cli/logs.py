@@ -56,6 +56,7 @@ def _last_lines(log: Path, stream: BinaryIO, count: int) -> list[str]:
                 lines = _tail(older) + lines
         except CommandError:
             pass  # it was never rotated
+    # `lines[-0:]` would be all of them.
     return lines[-count:] if count else []
 
 
@@ -116,6 +117,7 @@ def _tail(stream: BinaryIO) -> list[str]:
 
 def _open(path: Path) -> BinaryIO:
     try:
+        # A pipe in the log's place would have `open` wait until somebody writes to it.
         return os.fdopen(open_regular(path, os.O_RDONLY), "rb")
     except FileNotFoundError as error:
         how = "a daemon in the background writes it: run pygraphd start"

@@ -43,6 +43,7 @@ class StandardOutput:
             raise TypeError(
                 f"expected text, got {type(text).__name__}"
             )  # as typer wants to know of each stream
+        # Where standard output is closed, nobody wants what is printed.
         if self._stream is None or not text:
             return len(text)
         shown = printable(text, keep="\n\t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from pygraphd.cli.catalogue import CachedEntry
+    from pygraphd.cli.entries import CachedEntry, Page
     from pygraphd.cli.status import Process, Status
     from pygraphd.config import Survey
     from pygraphd.daemon.exchange import ImportAnswer
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from pygraphd.daemon.team.state import TeamState
     from pygraphd.schema.reasons import Reason
 
+# Without an indent, with which Python's encoder is several times as slow.
+_ENCODER = json.JSONEncoder(allow_nan=False)
 _DIGITS = 12
 _DEPLOYMENTS = tuple(each.value for each in Deployment)
 MAX_GRAPHS_SHOWN = 3
@@ -62,37 +65,70 @@ FIGURES = ("DEPLOYMENT", "SAMPLES", "COST us", "HOST us", "GPU us", "GPU BUSY")
 
 def as_json(value: object) -> str:
     """Return `value` as indented JSON."""
+    # Python writes NaN as a word that is no JSON, and that other readers refuse.
     return json.dumps(value, indent=2, allow_nan=False)
 
 
-def entries_json(entries: Iterable[CachedEntry]) -> Iterator[str]:
-    """Yield the lines of a listing as JSON, one for each entry."""
+def entries_json(pages: Iterable[Page]) -> Iterator[str]:
+    """Yield a listing as JSON page by page, with a line for each entry."""
+    # By hand and page by page, since a listing may have a million entries.
     yield '{\n  "schema": 1,\n  "entries": ['
     before = ""
-    for entry in entries:
+    for page in pages:
         if before:
             yield f"{before},"
-        # Without an indent, with which Python's encoder is several times as slow.
-        before = f"    {json.dumps(entry.as_json(), allow_nan=False)}"
+        before = ",\n".join(_json_lines(page))
     if before:
         yield before
     yield "  ]\n}"
 
 
-def entries_table(pages: Iterable[Sequence[CachedEntry]], now: float | None = None) -> Iterator[str]:
+def _json_lines(page: Page) -> Iterator[str]:
+    """Yield what `CachedEntry.as_json` returns of each entry: by column, which takes a quarter of the time of Python's encoder."""
+    medians = (_json_cells(page.medians_us[name]) for name in _DEPLOYMENTS)
+    cells = {name: _json_cells(values) for name, values in page.facts.items()} | {
+        "text": _json_cells(page.texts()),
+        "medians_us": [_json_medians(each) for each in zip(*medians, strict=True)],
+        "provisional": _json_cells(page.provisional()),
+        "shipped": [_ENCODER.encode(page.shipped)] * len(page),
+    }
+    line = "    {%s}" % ", ".join(f'"{name}": %s' for name in cells)  # noqa: UP031 - with braces of its own
+    return map(line.__mod__, zip(*cells.values(), strict=True))
+
+
+def _json_cells(values: Sequence[Any]) -> Sequence[str]:
+    types = set(map(type, values))
+    if types == {str}:
+        texts = {each: _ENCODER.encode(each) for each in set(values)}
+        return [texts[each] for each in values]
+    if list in types:
+        return list(map(_ENCODER.encode, values))
+    # Numbers, true, false and null: none has a comma within.
+    return _ENCODER.encode(list(values))[1:-1].split(", ")
+
+
+def _json_medians(cells: Sequence[str]) -> str:
+    measured = zip(_DEPLOYMENTS, cells, strict=True)
+    return "{%s}" % ", ".join(f'"{name}": {cell}' for name, cell in measured if cell != "null")  # noqa: UP031
+
+
+def entries_table(pages: Iterable[Page], now: float | None = None) -> Iterator[str]:
     """Yield a listing page by page, one line for each entry."""
+    # One moment for all pages, so that ages can be compared.
     moment = time.time() if now is None else now
-    widths: Sequence[int] | None = None
+    widths = list(map(len, _HEADER))
+    lines = [_HEADER]
     for page in pages:
-        rows = [_entry_cells(entry, moment) for entry in page]
-        lines = [_HEADER, *rows] if widths is None else rows
+        cells = _entry_cells(page, moment)
         # No narrower than the page before.
-        widths = list(map(max, _widths(_HEADER, rows), widths or map(len, _HEADER)))
+        widths = [max(width, *map(len, column)) for width, column in zip(widths, cells, strict=True)]
+        lines.extend(zip(*cells, strict=True))
         yield _aligned(_HEADER, lines, widths)
+        lines = []
 
 
 def entries_in_lines(
-    pages: Iterable[Sequence[CachedEntry]], width: int, now: float | None = None
+    pages: Iterable[Iterable[CachedEntry]], width: int, now: float | None = None
 ) -> Iterator[str]:
     """Yield a listing page by page, two lines for each entry: its figures, and below them the graph and the reason, cut to a width."""
     moment = time.time() if now is None else now
@@ -104,10 +140,17 @@ def entries_in_lines(
 
 def _two_lines(entry: CachedEntry, width: int, now: float) -> str:
     facts = entry.facts
-    age = human_duration(now - _known_since(facts))
+    age = _age(facts["measured_at"], facts["created_at"], now)
     medians = (_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS)
-    figures = (facts["id"][:_DIGITS], facts["kind"], _deployment(facts), *medians, age, hits_text(entry))
-    part = f"{facts['gpu']}, {facts['partition'] + 1}/{facts['partitions']}, {facts['operators']} ops{_origin(entry)}"
+    figures = (
+        facts["id"][:_DIGITS],
+        facts["kind"],
+        _deployment(facts["deployment"], facts["final"]),
+        *medians,
+        age,
+        hits_text(entry),
+    )
+    part = f"{facts['gpu']}, {facts['partition'] + 1}/{facts['partitions']}, {facts['operators']} ops{_origin(facts['host'])}"
     below = f"  {part}{sizes_text(facts['sizes'])}: {entry.text}"
     return f"{_aligned_figures(*figures)}\n{below if len(below) <= width else below[: width - 1] + '…'}"
 
@@ -243,7 +286,10 @@ def import_text(answer: ImportAnswer) -> str:
     ]
     if answer.left_out:
         facts.append(
-            ("left out", f"{answer.left_out} that rest on graphs of PyTorch, which are no choice any more")
+            (
+                "left out",
+                f"{answer.left_out} that chose PyTorch's CUDA graph trees, which are no longer supported",
+            )
         )
     if answer.dry_run:
         return pairs([*facts, ("dry run", "nothing was written")])
@@ -290,6 +336,7 @@ def plural(count: int, one: str, many: str) -> str:
 def pairs(facts: Sequence[tuple[str, str]]) -> str:
     """Return names and values in two aligned columns."""
     width = max(len(name) for name, _value in facts)
+    # Line breaks are not kept: behind one, a value could look like another name.
     return "\n".join(wrapped(f"{name:<{width}}  {printable(value)}", width + 2) for name, value in facts)
 
 
@@ -322,6 +369,7 @@ def _aligned(header: Sequence[str], lines: Sequence[Sequence[str]], widths: Sequ
 
 
 def _drawn_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    # Imported here, since tables outside of a terminal do without rich.
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -340,20 +388,27 @@ def _drawn_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return captured.get().rstrip("\n")
 
 
-def _entry_cells(entry: CachedEntry, now: float) -> tuple[str, ...]:
-    facts = entry.facts
+def _entry_cells(page: Page, now: float) -> tuple[Sequence[str], ...]:
+    """Return the cells of a page, column by column, which takes a third of the time."""
+    facts = page.facts
+    parts = zip(facts["partition"], facts["partitions"], strict=True)
+    deployed = zip(facts["deployment"], facts["final"], strict=True)
+    places = zip(facts["gpu"], facts["host"], strict=True)
+    times = zip(facts["measured_at"], facts["created_at"], strict=True)
+    ages = (_age(measured, decided, now) for measured, decided in times)
+    hits = itertools.repeat(SHIPPED_TEXT) if page.shipped else facts["hits"]
     return (
-        facts["id"][:_DIGITS],
-        facts["graph"][:_DIGITS],
+        [each[:_DIGITS] for each in facts["id"]],
+        [each[:_DIGITS] for each in facts["graph"]],
         facts["kind"],
-        f"{facts['partition'] + 1}/{facts['partitions']}",
-        str(facts["operators"]),
-        _sizes(facts["sizes"]) or "-",
-        _deployment(facts),
-        *(_microseconds(entry.medians_us.get(name)) for name in _DEPLOYMENTS),
-        f"{facts['gpu']}{_origin(entry)}",
-        f"{human_duration(now - _known_since(facts))}/{hits_text(entry)}",
-        entry.text,
+        [f"{partition + 1}/{partitions}" for partition, partitions in parts],
+        list(map(str, facts["operators"])),
+        [_sizes(each) or "-" for each in facts["sizes"]],
+        [_deployment(name, final) for name, final in deployed],
+        *(list(map(_microseconds, page.medians_us[name])) for name in _DEPLOYMENTS),
+        [f"{gpu}{_origin(host)}" for gpu, host in places],
+        [f"{age}/{count}" for age, count in zip(ages, hits)],  # noqa: B905 - `hits` may have no end
+        page.texts(),
     )
 
 
@@ -362,15 +417,13 @@ def hits_text(entry: CachedEntry) -> str:
     return SHIPPED_TEXT if entry.shipped else str(entry.facts["hits"])
 
 
-def _known_since(facts: dict[str, Any]) -> float:
-    """Return the time of an entry's measurements, or of its decision if it rests on none."""
-    since = facts["created_at"] if facts["measured_at"] is None else facts["measured_at"]
-    assert isinstance(since, float)
-    return since
+def _age(measured_at: float | None, created_at: float, now: float) -> str:
+    """Return the age of an entry's measurements, or of its decision if it rests on none."""
+    return human_duration(now - (created_at if measured_at is None else measured_at))
 
 
-def _deployment(facts: dict[str, object]) -> str:
-    return str(facts["deployment"]) if facts["final"] else f"{facts['deployment']}?"
+def _deployment(name: str, final: bool) -> str:
+    return name if final else f"{name}?"
 
 
 def _microseconds(value: float | None) -> str:
@@ -381,14 +434,11 @@ def decided_text(entry: CachedEntry, now: float) -> str:
     """Return when and by whom an entry was decided."""
     if entry.shipped:
         return SHIPPED_TEXT
-    return (
-        f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}{_origin(entry)}"
-    )
+    return f"{human_duration(now - entry.facts['created_at'])} ago by uid {entry.facts['uid']}{_origin(entry.facts['host'])}"
 
 
-def _origin(entry: CachedEntry) -> str:
+def _origin(host: str) -> str:
     """Return what brought an entry, and from which host; empty if it was decided here."""
-    host = entry.facts["host"]
     return f", from {host}" if host.startswith(HOST_PREFIXES) else ""
 
 
@@ -426,6 +476,7 @@ def config_text(found: Survey, file: Path | None) -> str:
 
 def _whether_there(file: Path) -> str:
     try:
+        # `exists` raises in a folder that may not be searched, as the HOME of another user that su has kept.
         return "" if file.exists() else " (does not exist)"
     except OSError:
         return " (cannot be read)"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from pygraphd.cli.catalogue import CachedEntry, EntryDetails
+    from pygraphd.cli.entries import CachedEntry, EntryDetails
 
 _TIMES = render.FIGURES.index("GPU BUSY")
 """The number of columns up to the times of a measurement."""

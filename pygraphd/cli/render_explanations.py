@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from pygraphd.cli.catalogue import CachedEntry
+    from pygraphd.cli.entries import CachedEntry
     from pygraphd.cli.explain import Answer, Explanation, Neighbour
     from pygraphd.schema.summary import Deployed
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _NONE = Facts()
 # Dynamo's name of the module itself, where the whole of it was compiled.
 _WHOLE = "L['self']"
+# Dynamo begins the path of a module with the variable that holds it: L for locals, G for globals.
 _VARIABLE = re.compile(r"^[LG]\['(\w+)'\]")
 _OF_TORCH = re.compile(r"/(?:site|dist)-packages/|/torch/")
 
@@ -105,6 +106,7 @@ class Row:
         """The seconds from its compilation, or from the first call of its size, to the decision."""
         if self.facts.seen_at is None or self.facts.decided_at is None:
             return None
+        # The clock may have been set back between the two.
         return max(0.0, self.facts.decided_at - self.facts.seen_at)
 
     def _ms(self, deployment: Deployment) -> float | None:
@@ -130,6 +132,7 @@ def _in_step(counts: Iterable[float]) -> int:
     return round(math.fsum(counts))
 
 
+# Without slots: `cached_property` needs a dictionary in the instance.
 @dataclass(frozen=True)
 class Report:
     """The rows of a program, the longest in a step first, and its summary.
@@ -180,6 +183,8 @@ class Report:
         """Return a row's share of a step's time in compiled graphs, as far as that is known."""
         return None if row.step_ms is None or not self._known_ms else row.step_ms / self._known_ms
 
+    # Each row asks for it: a sum for each of ten thousand graphs would take time that grows with their
+    # square.
     @functools.cached_property
     def _known_ms(self) -> float:
         return math.fsum(each.step_ms or 0.0 for each in self.rows)
@@ -302,6 +307,7 @@ def _largest(known: dict[str, Facts]) -> dict[str, Facts]:
 
 
 def _call_us(facts: Facts, figures: Sequence[dict[str, Any]]) -> dict[Deployment, float]:
+    # What the process has measured itself comes first: the cache may have measurements of another one by now.
     if facts.figures:
         return {each.deployment: max(each.host_us, each.span_us) for each in facts.figures}
     return {Deployment(row["deployment"]): max(row["host_us"], row["span_us"]) for row in figures}
@@ -310,4 +316,5 @@ def _call_us(facts: Facts, figures: Sequence[dict[str, Any]]) -> dict[Deployment
 def spent(summary: Summary) -> list[tuple[str, float]]:
     """Return the parts of the cost that are not zero, by name, in milliseconds."""
     names = dict(zip(SPENT_TIMES, ("looking up", "measuring", "validating", "recording"), strict=True))
+    # Less would be shown as 0.0 ms.
     return [(names[name], ms) for name, ms in summary.spent_ms.items() if ms >= 0.05]

@@ -56,6 +56,7 @@ def report(
         report_html.write(Path(html), page)
     sys.stdout.write(f"{render.as_json(made.as_json()) if json else report_text(made)}\n")
     if html:
+        # Else this line would come first in a file that takes both streams.
         sys.stdout.flush()
         complain(f"wrote {html}")
 
@@ -78,6 +79,7 @@ def doctor(
     from pygraphd.cli.summaries import read_summary
 
     locations = locate()
+    # Before the checks, which import torch: a name that is wrong is reported at once.
     source = _summary_of(target, locations)
     summary = None if source is None else read_summary(source)
     made = checks(locations, probe())

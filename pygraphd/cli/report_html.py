@@ -40,6 +40,7 @@ _HEADER = (
     ("decided after s", "n"),
     ("why", "why"),
 )
+# The rules for print come last: of rules of equal weight, CSS takes the later one.
 _STYLE = """
 :root { color-scheme: light dark; --back: #fff; --ink: #1c1e21; --soft: #5c626b; --rule: #d9dce1; --panel: #f5f6f8; --gain: #1f8a4c; --cost: #c2452f; }
 @media (prefers-color-scheme: dark) {
@@ -103,6 +104,7 @@ def _is_no_page(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         begins = file.read(len(_BEGINS)).lower()
+    # Of an empty file, nothing would be lost.
     return bool(begins) and begins != _BEGINS
 
 
@@ -111,6 +113,7 @@ def write(path: Path, text: str) -> None:
 
     Only another page is replaced: `--html` may have been given the summary to read.
     """
+    # Python has lone surrogates for the bytes of file names that are not UTF-8, and they cannot be encoded.
     data = text.encode("utf-8", "replace")
     try:
         if is_irregular(path):

@@ -30,12 +30,14 @@ def step_plot(report: Report) -> str:
     if not rows or longest <= 0:
         return ""
     scale = (_WIDTH - _LEFT - _RIGHT) / longest
+    # By identity: a row holds a dictionary, and so has no hash.
     numbers = {id(row): number for number, row in enumerate(report.rows, start=1)}
     parts = []
     for line, (name, total, kernels_alone) in enumerate(
         (("KERNELS alone", report.without_ms, True), ("with PyGraph", report.with_ms, False))
     ):
         y = _GAP + line * (_BAR + _GAP)
+        # SVG places a text by its baseline, which is about 4 units below the middle of the letters.
         parts.append(_text(_LEFT - 8, y + _BAR / 2 + 4, name, anchor="end"))
         parts.extend(_segments(rows, numbers, kernels_alone, scale, y))
         parts.append(_text(_LEFT + total * scale + 6, y + _BAR / 2 + 4, f"{total:.3g} ms"))
@@ -63,6 +65,7 @@ def _segments(
 def _segment(x: float, y: float, width: float, name: str, title: str, label: str) -> str:
     # The gap keeps neighbours apart where colours are not told apart, as in print.
     drawn = max(width - 1.5, 0.5)
+    # Browsers show an SVG's title under the pointer, without a script.
     rectangle = f'<rect x="{x:.1f}" y="{y:.1f}" width="{drawn:.1f}" height="{_BAR}" class="{name}"><title>{escape(title)}</title></rect>'
     fits = drawn >= _MIN_LABEL + 6 * (len(label) - 2)
     return rectangle + (
@@ -75,6 +78,7 @@ def payback_plot(report: Report) -> str:
     paid, cost_ms = report.paid_back_after, report.cost_ms
     if paid is None or cost_ms <= 0:
         return ""
+    # Twice as many, so that the lines cross near the middle.
     steps = _round_up(2 * paid)
     most_ms = max(cost_ms * 1.15, report.gain_ms * steps)
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM

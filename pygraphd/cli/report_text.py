@@ -39,6 +39,7 @@ def _coverage(report: Report) -> str:
     within, outside, graphs = found.kernels_in_graphs, found.kernels_outside, found.graphs
     if not report.rows:
         return "no graphs: the program compiled none"
+    # Graphs that will be recorded count here: "none" would be wrong of them.
     if graphs + found.graphs_not_recorded:
         text = f"{within} of {within + outside} kernels a step in {render.plural(graphs, 'graph', 'graphs')}"
     else:
@@ -93,6 +94,7 @@ def cells(report: Report, number: int, row: Row) -> tuple[str, ...]:
     return (
         str(number),
         kind(row),
+        # As in `cache inspect`: a provisional decision has a question mark.
         row.ran.deployment + ("" if row.ran.final else "?"),
         _UNKNOWN if row.kernels is None else str(row.kernels),
         _UNKNOWN if share is None else f"{share:.1%}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from pygraphd.cli.catalogue import CachedEntry, Catalogue
+from pygraphd.cli.catalogue import Catalogue
 from pygraphd.config import shipped_folder
 from pygraphd.daemon import queries, tables
 from pygraphd.errors import UsageError
@@ -18,6 +18,8 @@ from pygraphd.schema import shipped
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from pygraphd.cli.entries import Page
 
 
 class ShippedCatalogue(Catalogue):
@@ -66,9 +68,7 @@ def what_stays() -> str:
     return f"; {decisions}: {shipped.VARIABLE}=0 leaves them out" if count else ""
 
 
-def pages_of(
-    catalogues: Sequence[Catalogue], gpu: str, graph: str, most: int | None
-) -> Iterator[list[CachedEntry]]:
+def pages_of(catalogues: Sequence[Catalogue], gpu: str, graph: str, most: int | None) -> Iterator[Page]:
     """Yield the pages of one catalogue after the other, `most` entries in all."""
     left = most
     for each in catalogues:

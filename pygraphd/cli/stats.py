@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pygraphd.schema.locations import Locations
 
 _Counts = dict[str, float]
+# A label that begins with spaces is a part of the figure above it.
 _LABELS = {
     "lookups": "lookups",
     "graphs": "graphs looked up",
@@ -67,6 +68,7 @@ class Statistics:
 def collect(locations: Locations) -> Statistics:
     """Return the statistics: from the daemon if one answers, else from the file. Raises CommandError."""
     if control.ping(locations.socket) is not None:
+        # The daemon knows counts that are not in the file yet: it writes them at each housekeeping.
         told = control.stats(locations.socket)
         return Statistics(_counts(told), _counts(told.get("since_ever")))
     # Whoever can write to the folder can put another database there.
@@ -132,4 +134,5 @@ def _counts(told: Any) -> _Counts | None:
 
 def _number(told: Mapping[str, object], name: str) -> float:
     value = told.get(name)
+    # A daemon of another version may answer anything here.
     return value if isinstance(value, int | float) and 0 <= value <= MAX_COUNT else 0

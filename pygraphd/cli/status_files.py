@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]:
     """Return what is wrong with the files and folders, with the remedies; opens no file."""
     problems = [
-        f"{file}: was {_why_set_aside(file)}, a new database was begun; delete it when you no longer need it"
-        for file in database_files.files_set_aside(locations.database)
+        f"{file}: {_why_set_aside(file)}" for file in database_files.files_set_aside(locations.database)
     ]
     if waiting.bad:
         problems.append(
             f"{locations.spool}: {waiting.bad} unreadable files (*.bad); the log says why, delete them"
         )
+    # A socket whose path would be too long for the kernel lies in another folder than the lock.
     folders = [locations.runtime, locations.socket.parent, locations.cache]
     # Below a folder that cannot be made, the spool's would tell the same fault once more.
     if os.path.lexists(locations.cache):
@@ -38,6 +38,7 @@ def file_problems(locations: Locations, waiting: spool.SpoolState) -> list[str]:
     irregular = filter(ownership.is_irregular, (locations.lock, locations.log, older_log))
     found += [f"{file}: is not a regular file; move it away" for file in irregular]
     databases = (locations.database, locations.team_queue)
+    # In WAL mode, SQLite opens all three for writing.
     files = [file.with_name(f"{file.name}{suffix}") for file in databases for suffix in ("", "-wal", "-shm")]
     found += map(_access_problem, (locations.lock, *files, locations.log))
     return [*problems, *dict.fromkeys(filter(None, found))]
@@ -98,5 +99,10 @@ def _socket_problem(socket: Path) -> str | None:
 
 
 def _why_set_aside(file: Path) -> str:
+    """Return why a database was renamed, as its name says, and what to do with it."""
+    if f".{database_files.FOREIGN}-" in file.name:
+        # Not to be deleted: it may be the only copy of what that program has.
+        return "is another program's database, set aside for a new one; move it to where that program looks for it"
     is_damaged = f".{database_files.CORRUPT}-" in file.name
-    return f"{'damaged' if is_damaged else 'of an unreleased version'} and set aside"
+    why = "damaged" if is_damaged else "of an unreleased version"
+    return f"was {why} and set aside, a new database was begun; delete it when you no longer need it"

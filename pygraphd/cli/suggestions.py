@@ -25,6 +25,7 @@ class Commands(TyperGroup):
         """Return the command that the words begin with; ends with a usage error if there is none."""
         word = args[0]
         # A word that begins with a dash is an option in the wrong place, which has an error of its own.
+        # `resilient_parsing` is set while a shell completes a line, which must not end in an error.
         if not ctx.resilient_parsing and not word.startswith("-") and self.get_command(ctx, word) is None:
             meant = _alike(word, ctx)
             ctx.fail(f"No such command {word!r}." + (f" Did you mean: {', '.join(meant)}" if meant else ""))

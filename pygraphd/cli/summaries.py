@@ -134,6 +134,7 @@ def read_summary(path: Path) -> Summary:
     """Return the summary in a file; raises UsageError for any other file."""
     try:
         with os.fdopen(open_regular(path, follow=True), "rb") as stream:
+            # One byte more than is allowed, by which a file that is too large differs from the largest.
             data = stream.read(MAX_SUMMARY_BYTES + 1)
         if len(data) > MAX_SUMMARY_BYTES:
             raise InvalidMessageError(f"more than {MAX_SUMMARY_BYTES} bytes")
@@ -150,6 +151,7 @@ def _json(data: bytes) -> Any:
         raise InvalidMessageError("it is empty")
     try:
         return json.loads(data)
+    # JSON that is nested too deeply raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise InvalidMessageError("it is another file, or only a part of one") from error
 
@@ -177,6 +179,7 @@ def _summary(value: Any) -> Summary:
 def _facts(value: Any) -> dict[str, Facts]:
     if not isinstance(value, dict):
         raise InvalidMessageError("facts: expected an object")
+    # Texts are cut before they are checked: a long path is no reason to refuse a whole summary.
     return {digest: read(Facts, _printable_texts(facts)) for digest, facts in value.items()}
 
 
@@ -211,6 +214,7 @@ def _reasons(name: str, value: Any) -> dict[str, int]:
 
 
 def _checked(summary: Summary) -> Summary:
+    # Those who read a summary look up the environment of each decision.
     unknown = {decision.environment for decision in summary.decisions} - summary.environments.keys()
     if unknown:
         raise InvalidMessageError(f"the environment {min(unknown)} is missing")

@@ -23,6 +23,7 @@ SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 LAST = "last"
 MAX_SUMMARIES = 64
 """Summaries of `pygraphd run` that are kept; the oldest ones go first."""
+# DOTALL, as the name of a file may hold line breaks.
 _KEPT = re.compile(r"\d+\.(?P<place>[0-9a-f]{8})\.(?P<name>.+)\.json(?:\.\w+)?", re.DOTALL)
 """The name of a summary of `pygraphd run`: pid, place and name of the program, and for processes that it has started their rank or pid."""
 
@@ -37,6 +38,7 @@ def variable_for(program: str, locations: Locations, environ: Mapping[str, str])
 
     `program` is the path of a script, or the name of a module.
     """
+    # A read-only deployment adds nothing to the cache's folder.
     if SUMMARY_VARIABLE in environ or environ.get("PYGRAPH_READONLY", "0") != "0":
         return {}
     kept = folder(locations)
@@ -45,6 +47,7 @@ def variable_for(program: str, locations: Locations, environ: Mapping[str, str])
         folders.make_private(kept)
         # One less than are kept, for that of this process.
         for old in _newest_first(kept.iterdir())[MAX_SUMMARIES - 1 :]:
+            # Another `pygraphd run` may have deleted it by now.
             old.unlink(missing_ok=True)
     except (OSError, CommandError):
         return {}  # the script runs all the same

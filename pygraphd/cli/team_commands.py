@@ -44,4 +44,5 @@ def init(
         raise UsageError(f"team init: no database is named: set {variable('team_url')} or give --team-url")
     made = initialise(url, reader or (), publisher or ())
     before = "made" if made.before is None else "were there" if made.before == made.after else "migrated"
+    # The text of a `TeamUrl` has no password.
     sys.stdout.write(f"{url}: tables of version {made.after} {before}\n")

@@ -46,8 +46,10 @@ def folded(line: str, indent: int, width: int) -> Iterator[str]:
         if len(longer) <= width:
             piece, is_begun = longer, True
             continue
+        # A piece that is nothing but its indent would be an empty line.
         if piece.strip():
             yield piece.rstrip()
+        # Less indent rather than two pieces: a path that is cut cannot be copied.
         piece = " " * min(indent, max(width - len(word), 0)) + word
         while len(piece) > width:
             yield piece[:width]

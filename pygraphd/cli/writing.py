@@ -127,6 +127,7 @@ class _Here:
         return self._store.prune(request)
 
     def add_imported(self, request: ImportRequest) -> ImportAnswer:
+        # A daemon takes the uid from its socket. Here the importing user is that of this process.
         return self._store.add_imported(request, os.geteuid())
 
 

@@ -25,7 +25,7 @@ from pygraphd.daemon.reader import Reader
 from pygraphd.daemon.rederiving import RederiveRequest, summary
 from pygraphd.daemon.spool import Intake
 from pygraphd.daemon.statistics import Counters, Stored
-from pygraphd.daemon.store import Store, StoreError
+from pygraphd.daemon.store import EndingError, Store, StoreError
 from pygraphd.daemon.team.tier import Team
 from pygraphd.schema import portable
 from pygraphd.schema import shipped as shipping
@@ -222,7 +222,7 @@ class Cache:
             one = functools.partial(self._store.prune_some, request, done)
             done = await self._run_gently(_PRUNE_SHARE, one)
             if self._is_closing:
-                raise StoreError(f"pygraphd is ending; {done.entries} entries were pruned: prune once more")
+                raise EndingError(f"pygraphd is ending; {done.entries} entries were pruned: prune once more")
         if not request.dry_run:
             await self._shrink()
         return done.answer(request, before - await self._run(self._writing, self._store.size))

@@ -5,6 +5,7 @@ Unlike the client's transport, a command may wait for seconds, and raises an err
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 from typing import TYPE_CHECKING, TypeVar
@@ -13,13 +14,14 @@ from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.daemon.peer import Peer, peer_of
 from pygraphd.daemon.pruning import PruneAnswer, PruneRequest
 from pygraphd.daemon.rederiving import RederiveAnswer, RederiveRequest
-from pygraphd.errors import CommandError
+from pygraphd.errors import CommandError, DatabaseError
 from pygraphd.remedies import for_access
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.messages import IMPORT_PATH, REDERIVE_PATH, Ping, decode
+from pygraphd.schema.messages import DATABASE_CAUSE, IMPORT_PATH, REDERIVE_PATH, Ping, decode
 from pygraphd.schema.ownership import StrangerError, connect
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pygraphd.schema.portable import ImportRequest
@@ -27,9 +29,21 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _PING_TIMEOUT_S = 1.0
 _MAX_REASON = 200
+_MAX_LINE = 2000
+"""Characters shown of a refusal, which has a path and a remedy: what listens may send megabytes."""
 _WRITING_TIMEOUT_S = 300.0
 _LONG_TIMEOUT_S = 6 * 3600.0
 """For what goes through all entries: a million of them take half an hour beside many lookups."""
+
+
+_REMEDIES: Mapping[int, str] = {
+    http.HTTPStatus.BAD_REQUEST: "run: pygraphd restart",
+    http.HTTPStatus.NOT_FOUND: "run: pygraphd restart",
+    http.HTTPStatus.METHOD_NOT_ALLOWED: "run: pygraphd restart",
+    http.HTTPStatus.INTERNAL_SERVER_ERROR: "see: pygraphd logs",
+    http.HTTPStatus.SERVICE_UNAVAILABLE: "try again",
+}
+"""What a person can do about a refusal. Requests that a daemon does not understand are those for one of another version."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -140,10 +154,20 @@ def _ask_successfully(path: Path, method: str, target: str, body: bytes, timeout
     try:
         status, answer = _ask(path, method, target, body, timeout_s)
     except (OSError, http.client.HTTPException) as error:
-        raise CommandError(f"the daemon did not answer {target}: {error}") from error
+        raise CommandError(f"the daemon did not answer {target}: {error}; see: pygraphd status") from error
     if status != http.HTTPStatus.OK:
-        raise CommandError(f"the daemon refused {target}: {_error_text(answer)}")
+        raise _refusal(target, status, answer)
     return answer
+
+
+def _refusal(target: str, status: int, answer: bytes) -> CommandError:
+    """Return the error for an answer that is no success: where the database is the cause, the one of a command without a daemon."""
+    why = _error_text(answer)[:_MAX_LINE]
+    # Older daemons name no cause, and answer so for a full disk alone.
+    if status == http.HTTPStatus.INSUFFICIENT_STORAGE or _told(answer).get("cause") == DATABASE_CAUSE:
+        return DatabaseError(why)
+    remedy = _REMEDIES.get(status, "see: pygraphd status")
+    return CommandError(f"the daemon refused {target}: {why}; {remedy}")
 
 
 def _ask(
@@ -159,7 +183,13 @@ def _ask(
 
 
 def _error_text(answer: bytes) -> str:
-    try:
-        return str(json.loads(answer)["error"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return "no reason given"
+    return str(_told(answer).get("error", "no reason given"))
+
+
+def _told(answer: bytes) -> dict[str, object]:
+    """Return the fields of an error; none if it is not one of a daemon's."""
+    # RecursionError is no ValueError: json raises it for arrays that are nested deeply.
+    with contextlib.suppress(ValueError, RecursionError):
+        told = json.loads(answer)
+        return told if isinstance(told, dict) else {}
+    return {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.pool import StaticPool
 
-from pygraphd.daemon.database_files import APPLICATION_ID, CORRUPT, DAMAGE, OUTDATED, set_aside
+from pygraphd.daemon.database_files import APPLICATION_ID, CORRUPT, DAMAGE, FOREIGN, OUTDATED, set_aside
 from pygraphd.schema.offline import DATABASE_VERSION, OLDEST_MIGRATED
 
 if TYPE_CHECKING:
@@ -43,7 +43,15 @@ _PRAGMAS = (
 
 
 class DamagedError(Exception):
-    """The file is no sound database of ours."""
+    """The file is no sound database of ours. `label` is for its new name."""
+
+    label = CORRUPT
+
+
+class ForeignError(DamagedError):
+    """The file is a sound database, but another program's."""
+
+    label = FOREIGN
 
 
 class OutdatedError(Exception):
@@ -63,7 +71,7 @@ def open_writer(path: Path) -> sa.Engine:
     try:
         return _open_sound(path)
     except DamagedError as error:
-        _log.error(_SET_ASIDE, path, error, set_aside(path, CORRUPT))
+        _log.error(_SET_ASIDE, path, error, set_aside(path, error.label))
     except OutdatedError as error:
         _log.warning(_SET_ASIDE, path, error, set_aside(path, f"{OUTDATED}{error.version}"))
     return _open_sound(path)
@@ -129,7 +137,7 @@ def _check_health(connection: sa.Connection) -> None:
     if verdict != "ok":
         raise DamagedError(f"quick_check says: {' '.join(str(verdict).split())}")
     if _has_tables(connection) and _pragma(connection, "application_id") != APPLICATION_ID:
-        raise DamagedError("is another program's database")
+        raise ForeignError("is another program's database")
     # Ends the transaction that SQLAlchemy began for the reads, and with it the write lock.
     connection.rollback()
 

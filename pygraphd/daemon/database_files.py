@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CORRUPT = "corrupt"
-"""Names a damaged database, or another program's, that was renamed."""
+"""Names a damaged database that was renamed."""
+FOREIGN = "foreign"
+"""Names another program's database that was renamed."""
 OUTDATED = "old-v"
 """Names, with a version, the database of an unreleased version that was renamed."""
 BALLAST_BYTES = 4 * 2**20
@@ -33,6 +35,7 @@ _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _NO_ACCESS = frozenset(
     {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_AUTH}
 )
+_MOVE_IT = "move it to where that program looks for it, or set PYGRAPHD_HOME to another folder"
 _LITTLE_ROOM = 2**20
 """Free bytes of a disk with less than which it counts as full: WAL's files alone take some hundred kilobytes."""
 
@@ -61,6 +64,9 @@ def why_read_only(path: Path) -> str | None:
     version = stored_version(path)
     if version is None or version <= DATABASE_VERSION:
         return None
+    # Of other programs' versions, nothing follows for ours.
+    if _is_foreign(path):
+        return f"{path}: is another program's database; nothing is stored: {_MOVE_IT}"
     return (
         f"{path}: written by a newer pygraphd (database version {version}, this one writes {DATABASE_VERSION}); "
         "nothing is stored: upgrade pygraphd, or set PYGRAPHD_HOME to another folder"
@@ -80,18 +86,28 @@ def why_unreadable(path: Path, error: BaseException | None) -> str:
 def _why_another(path: Path, version: int) -> str:
     """Return what a sound database is instead of one of this version, with the remedy; empty if it is one, or cannot be read."""
     if version > DATABASE_VERSION:
+        if _is_foreign(path):
+            return f"is another program's database; {_MOVE_IT}"
         return f"is of version {version}, and this pygraphd reads {DATABASE_VERSION}; upgrade pygraphd, or set PYGRAPHD_HOME to another folder"
     with contextlib.suppress(sqlite3.Error), contextlib.closing(offline.connect(path)) as connection:
         (has_tables,) = connection.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema)").fetchone()
         if not has_tables:
             return "is empty; `pygraphd start` makes it anew"
-        (program,) = connection.execute("PRAGMA application_id").fetchone()
-        if program != APPLICATION_ID:
-            return "is another program's database; `pygraphd start` sets it aside"
+    if _is_foreign(path):
+        return "is another program's database; `pygraphd start` sets it aside"
     if 0 < version < DATABASE_VERSION:
         does = "sets it aside" if version < OLDEST_MIGRATED else "migrates it"
         return f"is of version {version}, and this pygraphd reads {DATABASE_VERSION}; `pygraphd start` {does}"
     return ""
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a sound database has tables of another program; false if it cannot be read."""
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(offline.connect(path)) as connection:
+        (has_tables,) = connection.execute("SELECT EXISTS (SELECT 1 FROM sqlite_schema)").fetchone()
+        (program,) = connection.execute("PRAGMA application_id").fetchone()
+        return bool(has_tables) and program != APPLICATION_ID
+    return False
 
 
 def remedy(path: Path, error: BaseException | None) -> str:
@@ -157,7 +173,7 @@ def files_set_aside(path: Path) -> list[Path]:
     """Return the databases that were renamed and still lie beside this one, sorted by name; none where it may not be looked."""
     found: list[Path] = []
     with contextlib.suppress(OSError):
-        for label in (CORRUPT, OUTDATED):
+        for label in (CORRUPT, FOREIGN, OUTDATED):
             found += path.parent.glob(f"{path.name}.{label}*")
     return sorted(file for file in found if not file.name.endswith(("-wal", "-shm")))
 

@@ -58,9 +58,10 @@ class Response:
         return b"%s%d\r\n\r\n%s" % (head, len(self.body), self.body)
 
 
-def error(status: HTTPStatus, reason: str) -> Response:
-    """Return an answer that is no success."""
-    return Response(json.dumps({"error": reason}).encode(), status)
+def error(status: HTTPStatus, reason: str, cause: str = "") -> Response:
+    """Return an answer that is no success; `cause` is a word for programs, as the same status may have several causes."""
+    told = {"error": reason, "cause": cause} if cause else {"error": reason}
+    return Response(json.dumps(told).encode(), status)
 
 
 @functools.lru_cache(maxsize=64)

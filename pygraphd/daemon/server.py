@@ -18,10 +18,11 @@ from pygraphd.daemon import metrics
 from pygraphd.daemon.connections import Connections, Limits, Listener, Service
 from pygraphd.daemon.http import Response, error
 from pygraphd.daemon.peer import why_refused
-from pygraphd.daemon.store import DiskFullError, StoreError
+from pygraphd.daemon.store import DiskFullError, EndingError, StoreError
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.messages import (
     API_VERSION,
+    DATABASE_CAUSE,
     IMPORT_PATH,
     LEASE_PATH,
     LOOKUP_PATH,
@@ -161,9 +162,10 @@ class Server:
         counters.failed += 1
         # No line in the log: the store writes one when the fault begins, and not for each record.
         if isinstance(problem, DiskFullError):
-            return error(HTTPStatus.INSUFFICIENT_STORAGE, str(problem))
+            return error(HTTPStatus.INSUFFICIENT_STORAGE, str(problem), DATABASE_CAUSE)
         if isinstance(problem, StoreError):
-            return error(HTTPStatus.SERVICE_UNAVAILABLE, str(problem))
+            cause = "" if isinstance(problem, EndingError) else DATABASE_CAUSE
+            return error(HTTPStatus.SERVICE_UNAVAILABLE, str(problem), cause)
         _log.error("%s %s", request.method, request.path, exc_info=problem)
         return error(HTTPStatus.INTERNAL_SERVER_ERROR, "an error in pygraphd; its log says more")
 

@@ -49,6 +49,10 @@ class DiskFullError(StoreError):
     """No room for another page."""
 
 
+class EndingError(StoreError):
+    """The daemon ends; nothing is the matter with the database."""
+
+
 class Store:
     """The open database. Without one that can be written, records are refused and the reason is kept."""
 

@@ -79,7 +79,7 @@ class Relocated:
         """Assert the named counters, and that nothing was launched but calls whose sizes were new."""
         from pygraphd.client.recording.recordings import NOT_YET
 
-        assert set(self.report.fallbacks) <= {NOT_YET}
+        assert set(self.report.fallbacks) <= {NOT_YET}, self.report.fallbacks
         assert [each.refusal for each in self.made if each.refusal] == []
         assert {name: self.report.counts[name] for name in counts} == counts
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pygraphd.cli import row_checks
-from pygraphd.cli.catalogue import CachedEntry, Catalogue
+from pygraphd.cli.catalogue import Catalogue
 from pygraphd.cli.exporting import Export
 from pygraphd.daemon.pruning import PruneRequest
 from pygraphd.daemon.rederiving import decision_of
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import sqlalchemy as sa
 
+    from pygraphd.cli.entries import CachedEntry
     from pygraphd.daemon.rederiving import Row
     from pygraphd.daemon.store import Store
     from pygraphd.schema.messages import Decision, RecordRequest
@@ -228,6 +229,29 @@ def test_what_many_entries_have_in_common_is_checked_once(
     with Catalogue(database) as catalogue:
         assert len(listed(catalogue)) == 35
     assert len(checked) == 1
+
+
+def test_only_pages_with_a_row_that_is_not_valid_are_checked_row_by_row(
+    store: Store, database: Path, make_request: Callable[..., RecordRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row by row, the checks take as long as SQLite takes to find the rows."""
+    checked, entry = [], row_checks.entry
+
+    def noted(row: dict[str, Any], medians: dict[str, Any]) -> dict[str, Any]:
+        checked.append(row)
+        return entry(row, medians)
+
+    monkeypatch.setattr("pygraphd.cli.catalogue.PAGE_ROWS", 10)
+    monkeypatch.setattr(row_checks, "entry", noted)
+    store.record(make_request(*map(str, range(35))), uid=0)
+    with Catalogue(database) as catalogue:
+        assert (len(listed(catalogue)), len(checked)) == (35, 0)
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE decision SET hits = -1 WHERE rowid = 2")
+        connection.commit()
+    with Catalogue(database) as catalogue:
+        entries = listed(catalogue)
+    assert (len({each.facts["id"] for each in entries}), len(checked)) == (34, 5)
 
 
 def test_text_that_is_not_utf_8_hides_no_entry(

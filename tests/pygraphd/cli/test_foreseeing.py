@@ -112,7 +112,7 @@ def test_a_database_that_would_be_set_aside_stays(
     [
         (_junk, "corrupt", "file is not a database"),
         (_old, "old-v3", "is of version 3, which was never released, and is not migrated"),
-        (_of_another_program, "corrupt", "is another program's database"),
+        (_of_another_program, "foreign", "is another program's database"),
     ],
 )
 @pytest.mark.parametrize("words", ["prune --older-than 1s", "rederive", "import EXPORT"])

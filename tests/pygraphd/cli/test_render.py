@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pygraphd.cli import render
-from pygraphd.cli.catalogue import CachedEntry, EntryDetails
+from pygraphd.cli.entries import CachedEntry, EntryDetails, Page
 from pygraphd.cli.render_entry import entry_text
 from pygraphd.cli.status import Status
 from pygraphd.daemon.pruning import PruneAnswer
@@ -67,7 +67,7 @@ def test_a_listing_for_a_terminal_has_two_lines_an_entry_that_fit_it(columns: in
 
 
 def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
-    header, line = "\n".join(render.entries_table([[_ENTRY]], now=1000.0 + 3 * 86400)).splitlines()
+    header, line = "\n".join(render.entries_table([Page.of([_ENTRY])], now=1000.0 + 3 * 86400)).splitlines()
     assert header.split() == (
         [
             "ID",
@@ -115,18 +115,18 @@ def test_a_listing_is_plain_and_aligned_without_a_terminal() -> None:
 def test_a_terminal_gets_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "400")
-    text = "\n".join(render.entries_table([[_ENTRY]], now=1000.0))
+    text = "\n".join(render.entries_table([Page.of([_ENTRY])], now=1000.0))
     assert "18 % faster than [bold]KERNELS[/bold]" in text
     assert "123.5" in text
 
 
 def test_a_decision_that_is_not_final_is_marked() -> None:
     entry = CachedEntry(_FACTS | {"final": False}, {})
-    assert " GRAPH? " in "\n".join(render.entries_table([[entry]], now=1000.0))
+    assert " GRAPH? " in "\n".join(render.entries_table([Page.of([entry])], now=1000.0))
 
 
 def test_a_listing_as_json() -> None:
-    value = json.loads("\n".join(render.entries_json([_ENTRY])))
+    value = json.loads("\n".join(render.entries_json([Page.of([_ENTRY])])))
     medians = {"KERNELS": 123.456, "GRAPH": 99.04}
     said = {
         "text": "18 % faster than [bold]KERNELS[/bold]",
@@ -138,9 +138,33 @@ def test_a_listing_as_json() -> None:
 
 
 def test_each_entry_of_a_listing_as_json_is_one_line() -> None:
-    lines = "\n".join(render.entries_json([_ENTRY, _ENTRY])).splitlines()
-    assert json.loads(lines[3].removesuffix(",")) == json.loads(lines[4]) == _ENTRY.as_json()
-    assert len(lines) == 7
+    odd = {
+        "final": False,
+        "sizes": [8, 17],
+        "gpu": 'a "%s", {}\\ \x7f\u2028',
+        "measured_at": None,
+        "last_hit": 1e-7,
+    }
+    other = CachedEntry(_FACTS | odd, {"GRAPH": 5.0}, shipped=True)
+    pages = [Page.of([_ENTRY, _ENTRY]), Page.of([other], shipped=True)]
+    lines = "\n".join(render.entries_json(pages)).splitlines()
+    assert lines[3:6] == [
+        f"    {json.dumps(each.as_json())}{comma}"
+        for each, comma in ((_ENTRY, ","), (_ENTRY, ","), (other, ""))
+    ]
+    entries = [json.loads(line.removesuffix(",")) for line in lines[3:6]]
+    assert entries == [_ENTRY.as_json(), _ENTRY.as_json(), other.as_json()]
+    assert [list(each) for each in entries] == [list(_ENTRY.as_json())] * 3
+    assert len(lines) == 8
+
+
+def test_a_page_has_the_entries_that_it_was_made_of() -> None:
+    entries = [_ENTRY, CachedEntry(_FACTS | {"id": "d" * 64, "detail": ""}, {})]
+    page = Page.of(entries)
+    assert (list(page), len(page)) == (entries, 2)
+    assert page.texts() == [each.text for each in entries]
+    assert page.provisional() == [each.provisional for each in entries]
+    assert (list(Page.of([])), len(Page.of([]))) == ([], 0)
 
 
 @pytest.mark.parametrize(("measured_at", "age"), [(1000.0, "3d/5"), (None, "1d/5")])
@@ -148,7 +172,7 @@ def test_an_entry_is_as_old_as_what_it_rests_on(measured_at: float | None, age: 
     """Which is what PYGRAPH_MAX_AGE looks at; a decision may have been derived anew since."""
     entry = CachedEntry(_FACTS | {"measured_at": measured_at, "created_at": 1000.0 + 2 * 86400}, {})
 
-    assert f" {age} " in "\n".join(render.entries_table([[entry]], now=1000.0 + 3 * 86400))
+    assert f" {age} " in "\n".join(render.entries_table([Page.of([entry])], now=1000.0 + 3 * 86400))
     text = entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0 + 3 * 86400)
     assert ("measured     3d ago" in text.splitlines()) is (measured_at is not None)
 
@@ -189,7 +213,7 @@ def test_one_entry_says_everything() -> None:
 def test_dynamic_sizes_are_said() -> None:
     entry = CachedEntry(_FACTS | {"sizes": [8, -1]}, {})
 
-    assert "  8 x -1  " in "\n".join(render.entries_table([[entry]], now=1000.0))
+    assert "  8 x -1  " in "\n".join(render.entries_table([Page.of([entry])], now=1000.0))
     text = entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
     assert "backward, partition 1 of 3, 12 operators, at 8 x -1\n" in text
 
@@ -293,7 +317,9 @@ def test_what_a_derivation_changed_and_why_it_did_not() -> None:
 
 def test_a_listing_has_one_header_and_columns_that_fit_all_its_pages() -> None:
     wide = dataclasses.replace(_ENTRY, facts={**_ENTRY.facts, "gpu": "a GPU with a longer name"})
-    lines = "\n".join(render.entries_table([[_ENTRY], [wide], [_ENTRY]], now=1000.0)).splitlines()
+    lines = "\n".join(
+        render.entries_table([Page.of([each]) for each in (_ENTRY, wide, _ENTRY)], now=1000.0)
+    ).splitlines()
     assert len(lines) == 4
     assert lines[2].index("a GPU") == lines[1].index("NVIDIA") == lines[0].index("GPU  ")
     assert len(lines[3]) == len(lines[2])
@@ -305,7 +331,7 @@ def test_a_listing_has_one_header_and_columns_that_fit_all_its_pages() -> None:
 def test_an_entry_that_a_file_brought_says_so(host: str, shown: bool) -> None:
     entry = CachedEntry(_FACTS | {"host": host}, {})
 
-    listed = "\n".join(render.entries_table([[entry]], now=1000.0))
+    listed = "\n".join(render.entries_table([Page.of([entry])], now=1000.0))
     text = entry_text(EntryDetails(entry, {"id": "c"}, []), now=1000.0)
 
     assert (f", from {host}" in listed, f"ago by uid 1000, from {host}" in text) == (shown, shown)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pygraphd.cli.catalogue import CachedEntry
+from pygraphd.cli.entries import CachedEntry
 from pygraphd.cli.explain import Answer, Difference, Explanation, Neighbour
 from pygraphd.cli.render_explanations import answer_text
 from pygraphd.schema.messages import Deployment, Kind

@@ -14,6 +14,7 @@ from pygraphd.schema.locations import locate
 from tests.support.required import require
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 DOCUMENTED = {
@@ -35,24 +36,54 @@ def read(text: str) -> ConfigParser:
     return parser
 
 
-@pytest.mark.parametrize("name", ["home", 'a b 100% $x\\t"q"'])
-def test_systemd_finds_nothing_wrong(tmp_path: Path, name: str) -> None:
-    """By systemd's own verifier where there is one: it reads the units, and looks for the program and for the units that they name."""
+def verified(folder: Path, texts: Mapping[str, str]) -> tuple[int, list[str]]:
+    """Return the exit code of systemd's own verifier, which needs no running systemd, and what it says of our units.
+
+    It reads the units, and looks for the program and for the units that they name.
+    """
     verifier = require(["systemd-analyze"], "TESTS_REQUIRE_SYSTEMD")
-    environ = {"PYGRAPHD_HOME": str(tmp_path / name)}
-    files = []
-    for unit, text in units(locate(environ), environ).items():
-        files.append(tmp_path / unit)
-        files[-1].write_text(text)
+    for unit, text in texts.items():
+        (folder / unit).write_text(text)
     done = subprocess.run(
-        [verifier, "--user", "verify", *files],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        [verifier, "--user", "verify", *(folder / unit for unit in texts)],
+        env={**os.environ, "XDG_RUNTIME_DIR": str(folder)},
         capture_output=True,
         text=True,
         check=False,
     )
-    told = [line for line in f"{done.stdout}{done.stderr}".splitlines() if "pygraphd" in line]
-    assert (done.returncode, told) == (0, [])
+    # It looks at the units of this machine, too, as far as ours depend on them.
+    return done.returncode, [
+        line for line in f"{done.stdout}{done.stderr}".splitlines() if "pygraphd" in line
+    ]
+
+
+@pytest.mark.parametrize("name", ["home", 'a b 100% $x\\t"q"'])
+def test_systemd_finds_nothing_wrong(tmp_path: Path, name: str) -> None:
+    environ = {"PYGRAPHD_HOME": str(tmp_path / name)}
+    assert verified(tmp_path, units(locate(environ), environ)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("UMask=0077", "Umask=0077", "Umask"),
+        ("[Install]", "[Instal]", "Instal"),
+        ("SocketMode=0600", "SocketMode=private", "private"),
+        ("ListenStream=/", "ListenStream=", "pygraphd.socket"),
+        (f'"{sys.executable}"', "/nowhere/python", "/nowhere/python"),
+        ("Restart=on-failure", "Restart=when-needed", "when-needed"),
+    ],
+)
+def test_systemd_refuses_a_unit_that_is_not_valid(tmp_path: Path, right: str, wrong: str, said: str) -> None:
+    """Else its verdict on ours would mean nothing."""
+    environ = {"PYGRAPHD_HOME": str(tmp_path / "home")}
+    sound = units(locate(environ), environ)
+    texts = {unit: text.replace(right, wrong) for unit, text in sound.items()}
+    assert texts != sound
+
+    code, told = verified(tmp_path, texts)
+    assert (code, told) != (0, [])
+    assert any(said in line for line in told), told
 
 
 def test_units_have_only_what_systemd_knows() -> None:

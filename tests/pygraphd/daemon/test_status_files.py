@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.cli.status import Status, collect
+from pygraphd.daemon.database_files import files_set_aside
 from pygraphd.daemon.store import Store
 from pygraphd.schema.locations import Locations, locate
 
@@ -82,6 +83,33 @@ def test_an_empty_database_is_said_to_be_empty(locations: Locations) -> None:
     assert (status.entries, status.problems) == (
         0,
         [f"{locations.database}: is empty; `pygraphd start` makes it anew"],
+    )
+
+
+def test_another_programs_database_is_not_called_damaged_once_it_is_set_aside(locations: Locations) -> None:
+    """Nor is anybody told to delete it: it may be the only copy."""
+    with contextlib.closing(sqlite3.connect(locations.database)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    Store(locations.database).close()
+
+    (aside,) = files_set_aside(locations.database)
+    said = (
+        "is another program's database, set aside for a new one; move it to where that program looks for it"
+    )
+    assert collect(locations).problems == [f"{aside}: {said}"]
+
+
+def test_another_programs_database_of_a_high_version_is_not_said_to_be_newer(locations: Locations) -> None:
+    with contextlib.closing(sqlite3.connect(locations.database)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+        connection.execute("PRAGMA user_version=75")
+
+    status = collect(locations)
+
+    remedy = "move it to where that program looks for it, or set PYGRAPHD_HOME to another folder"
+    assert (status.entries, status.problems) == (
+        None,
+        [f"{locations.database}: is another program's database; {remedy}"],
     )
 
 

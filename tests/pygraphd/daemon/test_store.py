@@ -361,7 +361,20 @@ class TestFaults:
         with Store(database) as store:
             assert store.record(make_request("a"), uid=0) == 1
         (aside,) = files_set_aside(database)
+        assert aside.name.startswith("cache.db.foreign-2")
         assert _query(aside, "SELECT count(*) FROM precious") == [(0,)]
+
+    def test_another_programs_database_of_a_high_version_is_left_as_it_is(self, database: Path) -> None:
+        """As those of browsers are; our own with such a version is a newer pygraphd's."""
+        _query(database, "CREATE TABLE precious (x)")
+        _query(database, "PRAGMA user_version=75")
+        content = database.read_bytes()
+        with Store(database) as store:
+            assert store.problems() == [
+                f"{database}: is another program's database; nothing is stored: move it to where that program looks"
+                " for it, or set PYGRAPHD_HOME to another folder"
+            ]
+        assert (database.read_bytes(), files_set_aside(database)) == (content, [])
 
     def test_two_damaged_files_in_one_second_are_both_kept(self, database: Path) -> None:
         for _ in range(2):
