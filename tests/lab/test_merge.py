@@ -69,6 +69,8 @@ def test_what_differs_is_named_of_each(tmp_path: Path) -> None:
 
     assert content["environment"] == {"gpu": "H200", "commit": "abc", "cpu": "x; y"}
     assert content["settings"] == {"warm_up": 80, "steps": [60, 30]}
+    again = merged(tmp_path / "again.json", tmp_path / "all.json", *files)
+    assert (again["environment"], again["settings"]) == (content["environment"], content["settings"])
 
 
 def test_files_of_regions(tmp_path: Path) -> None:

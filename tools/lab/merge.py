@@ -33,6 +33,9 @@ def merge(files: Sequence[Path], out: Path, note: str | None) -> int:
     return len(merged["records"])
 
 
+_AND = "; "
+
+
 def merged_content(contents: Sequence[Mapping[str, Any]], note: str | None) -> dict[str, Any]:
     """Return one content: records in the files' order; of environments and settings that differ, all values."""
     said = _different(text for each in contents for text in each.get("notes", []))
@@ -59,14 +62,28 @@ def _records(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _environment(environments: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     names = dict.fromkeys(name for each in environments for name in each)
     known = {
-        name: _different(each[name] for each in environments if each.get(name) is not None) for name in names
+        # A file that was merged before names several.
+        name: _different(
+            part
+            for each in environments
+            if each.get(name) is not None
+            for part in str(each[name]).split(_AND)
+        )
+        for name in names
     }
-    return {name: "; ".join(map(str, values)) or None for name, values in known.items()}
+    return {name: _AND.join(values) or None for name, values in known.items()}
 
 
 def _settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     names = dict.fromkeys(name for each in settings for name in each)
-    values = {name: _different(each.get(name) for each in settings) for name in names}
+    values = {
+        name: _different(
+            part
+            for each in settings
+            for part in (each[name] if isinstance(each.get(name), list) else [each.get(name)])
+        )
+        for name in names
+    }
     return {name: each[0] if len(each) == 1 else each for name, each in values.items()}
 
 
