@@ -191,7 +191,9 @@ class WithHostState(Recordings):
     ) -> Sequence[torch.Tensor]:
         if drawn is not None and (begun := self._begun.get(replay)) is not None:
             return self._known(begun, drawn)
-        read = _read([outputs[index] for index in self._state.drawn])
+        # Another thread may be capturing, and pinned memory is allocated.
+        with self._recorder.driver.relaxed():
+            read = _read([outputs[index] for index in self._state.drawn])
         if replay not in self._begun:
             self._begun[replay] = self._learn([int(each) for each in read], drawn)
         else:

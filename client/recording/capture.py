@@ -311,12 +311,13 @@ class CudaRecorder:
             return OTHER_ALLOCATOR
         if any(REUSE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
             return f"the allocator is set to {REUSE}"
-        if not torch_private.keeps_freed_memory(self.device):
-            return NOT_CACHED
         # A recording waits for the GPU, and the program would be told so, or get an exception.
         if torch.cuda.get_sync_debug_mode():
             return SYNC_DEBUG
-        return HISTORY if torch_private.history_is_recorded() else None
+        if torch_private.history_is_recorded():
+            return HISTORY
+        # Asked last, since it may allocate.
+        return None if torch_private.keeps_freed_memory(self.device) else NOT_CACHED
 
     def addresses_for_capture(self) -> int:
         """Return how many bytes of addresses suffice for the allocations of a call that has run; 0: it should get memory instead."""

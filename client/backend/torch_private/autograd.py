@@ -67,11 +67,16 @@ def keep_saved(graph: torch.fx.Graph) -> None:
 def returned_outputs() -> int | None:
     """Return how many outputs of the forward that AOTAutograd compiles are the program's: those after them are saved for the backward.
 
-    Two programs may have the same forward graph and differ in that, so it has to be part of the keys of Inductor's caches. None before
-    AOTAutograd has traced the graph.
+    Two programs may have the same forward graph and differ in that, so it has to be part of the keys of Inductor's caches. None for a
+    backward, and before AOTAutograd has traced the graph.
     """
-    metadata = getattr(torch._guards.TracingContext.try_get(), "fw_metadata", None)
-    return getattr(metadata, "num_forward", None)
+    context = torch._guards.TracingContext.try_get()
+    # Set while a graph is compiled. Before, the metadata may be of an earlier graph of the same context, and on a hit of AOTAutograd's
+    # cache it is not set: keys that held it would differ from process to process.
+    name = getattr(context, "aot_graph_name", None)
+    if not name or name[0].endswith("backward"):
+        return None
+    return getattr(context.fw_metadata, "num_forward", None)
 
 
 def saved_outputs(compiled: Any) -> frozenset[int]:

@@ -76,6 +76,28 @@ def test_what_is_no_matter_of_the_graph_is_told_as_passing(monkeypatch: pytest.M
         recorder(monkeypatch, HISTORY).capture(list, [])
 
 
+def test_a_history_that_is_recorded_is_not_disturbed_by_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 tells by an allocation whether its allocator keeps memory, which may fail where the device is full."""
+    allocated = []
+
+    def full(*_: Any, **__: Any) -> None:
+        allocated.append(1)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.delattr(torch._C, "_cuda_cudaCachingAllocator_is_enabled", raising=False)
+    monkeypatch.setattr("pygraphd.client.backend.torch_private.capture._allocations", lambda _: 0)
+    monkeypatch.setattr(torch, "empty", full)
+    made = CudaRecorder.__new__(CudaRecorder)
+    made.device = torch.device("cpu")
+    for is_recorded in (True, False):
+        monkeypatch.setattr(torch_private, "history_is_recorded", lambda found=is_recorded: found)
+        assert made.why_not() == (HISTORY if is_recorded else None)
+        assert len(allocated) == (not is_recorded)
+
+
 @pytest.mark.parametrize("why_not", [None, HISTORY])
 def test_who_asks_why_nothing_is_captured_waits_for_nobody(
     monkeypatch: pytest.MonkeyPatch, why_not: str | None

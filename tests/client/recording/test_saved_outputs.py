@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import LayoutMismatch
+from pygraphd.client.backend.torch_private.autograd import returned_outputs
 from tests.support.recording_case import Case, case
 from tests.support.user_program import Run
 from tests.support.user_program import run as run_program
@@ -269,3 +271,14 @@ def test_two_forwards_alike_of_which_one_saves_what_the_other_returns_are_told_a
 ) -> None:
     """They are one graph. Inductor would give the second one the code of the first, with what was noted of its outputs."""
     assert [json.loads(run_program(ALIKE).output) for _ in range(2)] == [[[], [3, 4]]] * 2
+
+
+def test_keys_depend_on_the_returned_outputs_only_while_a_forward_is_compiled() -> None:
+    """Before, as where AOTAutograd makes a key of its own, the context may have the metadata of another graph."""
+    context, found = torch._guards.TracingContext(None), []
+    context.fw_metadata = SimpleNamespace(num_forward=3)
+    with torch._guards.tracing(context):
+        for name in (None, ["model__0_forward"], ["model__0_backward"], ["model__1_inference"]):
+            context.aot_graph_name = name
+            found.append(returned_outputs())
+    assert found == [None, 3, None, 3]
