@@ -66,7 +66,8 @@ class Report:
         """Add to the named counters.
 
         Cache: `graphs`, `looked_up`, `hits`, `misses`, `recorded`, `spooled`, and `withheld` records, in a process that adds none; entries found `from_bundle`.
-        Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `validated` foreign decisions, `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
+        Trials: `measured`, `waited` (another process measured), `adopted` (its decision was used), `validated` foreign decisions,
+        `disputed` (validations that failed), `sizes` (setups of a graph at a dynamic size). Placement: `placed` uses of constants,
         `placed_inputs` (uses of inputs) and `sent` (uploads). Ranks: `led` and `followed` graphs. Recordings: `captured`,
         `checked_results` (result checks), `wrong_results` (result checks that failed), and `refused_for_memory`, which is in `memory`.
         """

@@ -223,7 +223,7 @@ class WithHostState(Recordings):
 
 
 def _read(scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return scalars on the host. In each mode of `torch.cuda.set_sync_debug_mode`: an error would be the program's, after a launch."""
+    """Return scalars on the host, without a wait that `torch.cuda.set_sync_debug_mode` makes an error: it would be raised after a launch."""
     if not all(each.is_cuda for each in scalars):
         return [each.cpu() for each in scalars]
     # One by one: to join them takes memory of the GPU, and there may be none. Waiting for an event is not reported, other than copies that wait.

@@ -133,9 +133,8 @@ def _build(
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
     viewed = {each.index for each in outputs if isinstance(each, View)}
-    moving = moving_segments(
-        layout.groups, table, [*bases, *[0] * len(sizes)], viewed
-    )  # 0: a piece is in no capture
+    bound = [*bases, *[0] * len(sizes)]  # 0: a piece is in no capture
+    moving = moving_segments(layout.groups, table, bound, viewed)
     if parameters.is_single_kernel:
         executables: Executables | SingleKernel = SingleKernel(driver, parameters, moving, means.ops)
     else:

@@ -48,10 +48,10 @@ class _AsFallback:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        # After a launch the kernels must not run a second time. An exception of a signal handler may come right after it.
-        if getattr(error, AFTER_LAUNCH, False):
+        if not isinstance(error, Exception) or isinstance(error, _KNOWN):
             return
-        if isinstance(error, Exception) and not isinstance(error, _KNOWN) and not raised_by_handler(error):
+        # After a launch the kernels must not run a second time. An exception of a signal handler may come right after it.
+        if not getattr(error, AFTER_LAUNCH, False) and not raised_by_handler(error):
             raise FallbackError(f"a replay failed: {type(error).__name__}") from error
 
 

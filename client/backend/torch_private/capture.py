@@ -15,6 +15,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+"""A variable that PyTorch looks for once. Any value counts, also 0."""
+
 
 def current_stream(device: torch.device) -> Callable[[], int]:
     """Return a function that returns the handle of a CUDA device's current stream; 0 for the CPU."""
@@ -87,9 +90,6 @@ def _allocations(device: torch.device) -> int:
     count: int = torch._C._cuda_memoryStats(device.index)["allocation"]["all"]["allocated"]
     return count
 
-
-_UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
-"""A variable that PyTorch looks for once. Any value counts, also 0."""
 
 Pool = tuple[int, int]
 """The id of a memory pool of the allocator."""

@@ -57,10 +57,8 @@ class Reachability:
         now, pauses = self._clock(), self._pauses  # the operation may have taken seconds
         self._failed_at = now
         if pauses is None:
-            self._failing_since, self._pauses = (
-                began,
-                Backoff(FIRST_PAUSE_S, longest=LONGEST_PAUSE_S, now=now),
-            )
+            self._failing_since = began
+            self._pauses = Backoff(FIRST_PAUSE_S, longest=LONGEST_PAUSE_S, now=now)
         else:
             pauses.postpone(now)
 
