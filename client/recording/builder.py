@@ -57,6 +57,7 @@ The piece would move at the next call, and nearly all nodes would be written, si
 """
 
 LAUNCHES_NOTHING = "it launches nothing"
+KEPT_MEMORY = "it holds an operator that nobody vouches for (PYGRAPH_GRAPH_OPS), and memory that it allocates outlives the call"
 OWN_MEMORY = "it holds an operator that nobody vouches for (PYGRAPH_GRAPH_OPS), and works on memory from outside of the call"
 
 
@@ -156,7 +157,9 @@ def _refuse_own_memory(driver: Driver, first: CapturedCall, facts: GraphFacts) -
     spans = [*(span for _, span in input_groups(first.inputs)), *first.capture.allocations]
     known = [SegmentRange(span, IN_PLACE) for span in spans]
     others = outside(parameters.words, parameters.candidates, known)
-    if first.capture.held or any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
+    if first.capture.held:
+        raise NotRelocatableError(KEPT_MEMORY)
+    if any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
         raise NotRelocatableError(OWN_MEMORY)
 
 

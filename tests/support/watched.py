@@ -35,9 +35,10 @@ class Watched:
 
     def expect(self, **counts: int) -> None:
         """Assert the named counters, and that nothing of ours has failed but the finding of a daemon."""
-        assert {name: self.report.counts[name] for name in counts} == counts
+        counted = {name: self.report.counts[name] for name in counts}
+        assert counted == counts, f"counted {counted}, expected {counts}"
         failures = {text for text in self.report.failures if not text.startswith("daemon: ")}
-        assert failures == set()
+        assert failures == set(), failures
 
     def deployed(self) -> dict[str, int]:
         """Return how many regions run in each deployment that any runs in."""

@@ -12,12 +12,13 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.errors import NotRelocatableError
-from pygraphd.client.recording.builder import OWN_MEMORY, build
+from pygraphd.client.recording.builder import KEPT_MEMORY, OWN_MEMORY, build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
 from pygraphd.client.replay.node_params import TABLES
 
 if TYPE_CHECKING:
+    from pygraphd.client.replay.relocation_table import Span
     from pygraphd.client.replay.replay import Replay
     from tests.support.recorder import Recorder
 
@@ -61,9 +62,11 @@ def test_other_kernels_may_read_what_others_own(recorder: Recorder) -> None:
     replay.close()
 
 
-def build_unvouched(recorder: Recorder, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> Replay:
+def build_unvouched(
+    recorder: Recorder, inputs: list[torch.Tensor], outputs: list[torch.Tensor], held: tuple[Span, ...] = ()
+) -> Replay:
     recorder.emulator.host_memory(0, 1 << 20)  # where small numbers point to
-    capture = Capture(recorder.graph.handle, [*outputs], tuple(recorder.arena.allocations))
+    capture = Capture(recorder.graph.handle, [*outputs], tuple(recorder.arena.allocations), held)
     try:
         return build(
             recorder.emulator.driver,
@@ -86,6 +89,17 @@ def test_an_operator_that_nobody_vouches_for_is_refused_with_a_workspace_of_its_
     with pytest.raises(NotRelocatableError, match="that nobody vouches for") as refused:
         build_unvouched(recorder, inputs, [out])
     assert str(refused.value) == OWN_MEMORY
+
+
+def test_an_operator_that_nobody_vouches_for_is_refused_with_memory_that_it_keeps(recorder: Recorder) -> None:
+    inputs = [recorder.floats(1, 2)]
+    out = recorder.arena.allocate(2)
+    recorder.arena.allocate(2)
+    recorder.graph.add(inputs[0], inputs[0], out)
+
+    with pytest.raises(NotRelocatableError) as refused:
+        build_unvouched(recorder, inputs, [out], tuple(recorder.arena.allocations[1:]))
+    assert str(refused.value) == KEPT_MEMORY
 
 
 def test_an_operator_that_nobody_vouches_for_is_recorded_with_what_the_call_has(recorder: Recorder) -> None:
