@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ TORCH = ((2, 11), (2, 15))
 """The oldest and the newest version of torch that is supported."""
 MIN_GPU_BYTES = 2**30
 MIN_DISK_BYTES = 64 * 2**20
+MOUNTS = Path("/proc/self/mounts")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""A space or another separator in a mounted folder's path, as the kernel writes it: \\040."""
 _START = "pygraphd start"
 _NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "fuse.sshfs", "afs"})
 
@@ -251,9 +255,14 @@ def _config_folder(locations: Locations) -> Iterator[Check]:
 def _mounts() -> list[tuple[str, str]]:
     """Return folder and kind of each mounted file system."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
-        return [(fields[1], fields[2]) for line in lines if len(fields := line.split()) > 2]
+        lines = MOUNTS.read_text(errors="replace").splitlines()
+        found = [fields for line in lines if len(fields := line.split()) > 2]
+        return [(_ESCAPED.sub(_character, place), kind) for _, place, kind, *_ in found]
     return []
+
+
+def _character(escaped: re.Match[str]) -> str:
+    return chr(int(escaped[1], 8))
 
 
 def _kind_of_mount(folder: Path, mounts: Iterable[tuple[str, str]]) -> str:

@@ -95,6 +95,22 @@ def test_a_folder_that_others_may_write_to_is_found(locations: Locations) -> Non
     assert any("chmod 700" in each.found for each in to_do(locations) if each.name == "runtime folder")
 
 
+@pytest.mark.parametrize(("mounted", "is_network"), [("shared home", True), ("shared", False)])
+def test_a_folder_of_a_network_is_found_by_the_whole_path_of_its_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mounted: str, is_network: bool
+) -> None:
+    """The kernel writes a space in a path as an escaped octal number."""
+    home = tmp_path / "shared home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("PYGRAPHD_HOME", str(home))
+    mounts = tmp_path / "mounts"
+    escaped = str(tmp_path / mounted).replace(" ", "\\040")
+    mounts.write_text(f"/dev/root / ext4 rw 0 0\nserver:/home {escaped} nfs4 rw 0 0\n")
+    monkeypatch.setattr("pygraphd.cli.doctor.MOUNTS", mounts)
+
+    assert any("is on nfs4" in each.found for each in to_do(locate())) is is_network
+
+
 @pytest.mark.parametrize("where", ["file", "variable"])
 def test_what_keeps_the_daemon_from_starting_is_said(
     locations: Locations, monkeypatch: pytest.MonkeyPatch, where: str

@@ -7,6 +7,7 @@ cores, while a process is timed. A model that does not run in eager mode has no 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 import sys
@@ -252,8 +253,9 @@ class SuiteRun(SharedRun):
         while size and left_s < self._usual_s * (_START + (1 - _START) * size / self._usual_size):
             size -= 1
         found: list[Workload] = []
-        while left_s > 0 and self._waiting and len(found) < size:
-            found.append(self._waiting.popleft())
+        with contextlib.suppress(IndexError):  # the thread of another GPU may have taken the last model
+            while left_s > 0 and len(found) < size:
+                found.append(self._waiting.popleft())
         return tuple(found)
 
     def _take_models(self, part: Part, runner: SharedRunner, slot: GpuSlot) -> None:
