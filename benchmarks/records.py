@@ -56,7 +56,7 @@ class Record:
     correct: bool | None = None
     deployed: dict[str, int] | None = None
     counted: list[dict[str, Any]] | None = None
-    """Counts of each process of PyGraph: recordings, copied inputs, launched calls and failures by reason."""
+    """Counts of each process of PyGraph: recordings, copied inputs, fallbacks and failures by reason."""
     note: str = ""
     each_step_ms: list[list[float]] | None = None
 
@@ -154,7 +154,7 @@ def _remarks(trial: TrialResult) -> Iterator[str]:
         yield f"CPU values: {_counts({**placed, 'left_on_cpu': left})}"
         yield from (f"{count} x {reason}" for reason, count in summary.get("reasons", {}).items())
         refused = (each for each in summary.get("fallbacks", {}) if each.startswith("verification"))
-        yield from (f"launched: {reason}" for reason in refused)
+        yield from (f"ran as KERNELS: {reason}" for reason in refused)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

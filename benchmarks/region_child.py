@@ -193,7 +193,7 @@ def measure(workload_name: str, way: str, conditions: Conditions) -> dict[str, A
         "gpu_mhz": clock_mhz([begin.elapsed_time(end) for begin, end in sleeps]),
         "regions": [each.figures() for each in regions.all],
         "counts": dict(regions.report.counts),
-        "launched": dict(regions.report.fallbacks),
+        "fallbacks": dict(regions.report.fallbacks),
         "note": conditions.note(),
         "environment": describe(device),
     }

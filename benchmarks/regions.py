@@ -1,4 +1,4 @@
-"""`python -m benchmarks regions`: host time, GPU time and memory of compiled regions, in PyTorch's own CUDA graphs, in PyGraph's, and launched.
+"""`python -m benchmarks regions`: host time, GPU time and memory of compiled regions, in PyTorch's own CUDA graphs, in PyGraph's, and as KERNELS.
 
 Unlike `run`, this looks inside: each process stands where Inductor has a compiled region captured, and runs all regions in one way.
 """

@@ -86,13 +86,13 @@ def _private_temporary_folder() -> Path:
     return Path("/tmp") / f"{_NAME}-{os.getuid()}"
 
 
-def _cache_folder(environ: Mapping[str, str], fallback: Path) -> Path:
+def _cache_folder(environ: Mapping[str, str], default: Path) -> Path:
     base = environ.get("XDG_CACHE_HOME")
     if base and Path(base).is_absolute():
         return Path(base) / _NAME
     # Not `Path.home`, which raises for a uid without a passwd entry, as containers have.
     home = environ.get("HOME")
-    return Path(home) / ".cache" / _NAME if home and Path(home).is_absolute() else fallback
+    return Path(home) / ".cache" / _NAME if home and Path(home).is_absolute() else default
 
 
 def _socket(folder: Path) -> Path:

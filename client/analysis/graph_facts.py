@@ -32,7 +32,7 @@ class GraphFacts:
     state: RngState = RngState()  # noqa: RUF009 - it is frozen
     """Scalars that are on the CPU in KERNELS, and on the GPU in a GRAPH."""
     is_repeatable: bool = True
-    """Whether all kernels are PyTorch's, Inductor's or Triton's, so that a further launch is harmless."""
+    """Whether all kernels are PyTorch's, Inductor's or Triton's, so that one more run is harmless."""
     is_vouched: bool = True
     """Whether it is repeatable, or the user vouches for its other operators."""
     saved: frozenset[int] = frozenset()
@@ -55,6 +55,8 @@ class GraphFacts:
     """Inputs of a backward that autograd computes: they may be conjugate or negative views at one call and not at the next."""
     switches: tuple[str, ...] = ()
     """See `CompiledFacts.switches`."""
+    may_draw: bool = True
+    """See `CompiledFacts.may_draw`."""
     backward: BackwardFacts = field(default_factory=BackwardFacts)
 
     def of_partition(self, maps: Sequence[PartitionMap], partition: int) -> GraphFacts:
@@ -78,6 +80,7 @@ class GraphFacts:
             nondeterministic=_where(mine.outputs, self.nondeterministic),
             tangents=_at(mine.inputs, self.tangents),
             switches=self.switches,
+            may_draw=self.may_draw,
             backward=self.backward,
         )
 
@@ -101,6 +104,7 @@ def facts_of(compiled: CompiledFacts, backward: BackwardFacts | None = None) -> 
         nondeterministic=atomic_outputs(compiled.text),
         tangents=tangents(compiled.text) if compiled.is_backward else frozenset(),
         switches=compiled.switches,
+        may_draw=compiled.may_draw,
         backward=backward or BackwardFacts(),
     )
 

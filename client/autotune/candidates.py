@@ -44,7 +44,7 @@ class RecordingsLike(Protocol):
 
     @property
     def kernels(self) -> Runnable | None:
-        """With collectives: runs calls as KERNELS, and records at those calls that all ranks have agreed on. Else None: `launch` runs them."""
+        """With collectives: runs calls as KERNELS, and records at those calls that all ranks have agreed on. Else None: `run_kernels` runs them."""
 
     def empty_cache(self, *, workspaces: bool = False) -> None:
         """Return the free memory of PyTorch's allocator to the device if there is much of it, with the workspaces of BLAS libraries."""
@@ -58,15 +58,15 @@ class RecordingsLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """The callables of one partition: `launch` runs it as KERNELS, `recordings.run` as a GRAPH."""
+    """The callables of one partition: `run_kernels` runs it as KERNELS, `recordings.run` as a GRAPH."""
 
-    launch: Runnable
+    run_kernels: Runnable
     device_index: int
     recordings: RecordingsLike
 
     def runnable(self, deployment: Deployment) -> Runnable:
         """Return the callable of a deployment."""
-        return self.recordings.run if deployment is Deployment.GRAPH else self.launch
+        return self.recordings.run if deployment is Deployment.GRAPH else self.run_kernels
 
     def release_other(self, deployment: Deployment) -> None:
         """Release the memory that the other deployment than this holds."""

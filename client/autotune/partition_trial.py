@@ -60,8 +60,8 @@ FAILED = Reason(ReasonCode.MEASURING_FAILED)
 UNTOLD = rules.not_measured(Reason(ReasonCode.RANKS_UNREACHABLE))
 OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
-WAITING = "launched while another process measured its graph"
-PROPOSING = "launched until the other ranks could be told its decision"
+WAITING = "ran as KERNELS while another process measured its graph"
+PROPOSING = "ran as KERNELS until the other ranks could be told its decision"
 PASSING = frozenset({ReasonCode.GPU_WAITS, ReasonCode.RESULTS_NAN})
 """Reasons against a recording that pass while the program goes on: a message of another rank comes, a gradient scaler finds its scale."""
 MAX_WAITING_CALLS = 500
@@ -87,7 +87,7 @@ class PartitionTrial:
         self.role = role
         self.state = State.WARM_UP
         self._candidates: Candidates | None = candidates
-        self._kernels = candidates.launch
+        self._run_kernels = candidates.run_kernels
         self._decisions = decisions
         self._deploy_here = deploy
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
@@ -108,7 +108,7 @@ class PartitionTrial:
     def _conclude(self, outcome: Outcome) -> None:
         """Propose a decision to the other ranks, and deploy what they run."""
         # First, since other threads call it meanwhile, and it stays if this thread is interrupted.
-        self._call = self._kernels
+        self._call = self._run_kernels
         self._trial = None
         self._propose(outcome)
 
@@ -135,7 +135,7 @@ class PartitionTrial:
             finally:
                 self._changing.release()
         self._decisions.report.count_fallback(PROPOSING)
-        return self._kernels(inputs)
+        return self._run_kernels(inputs)
 
     def _deploy(self, outcome: Outcome, decision: Decision) -> None:
         """Deploy the decision of the ranks, and publish the outcome of this one."""
@@ -164,7 +164,7 @@ class PartitionTrial:
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
         if is_due and not self._guarded(self._is_graph_coming):
             self._begin_measuring(sizes, inputs)
-        return self._kernels(inputs)
+        return self._run_kernels(inputs)
 
     def _is_graph_coming(self) -> bool:
         candidates = self._candidates
@@ -223,7 +223,7 @@ class PartitionTrial:
             return self._call(inputs)
         self.pending.calls += 1
         self._decisions.report.count_fallback(WAITING)
-        return self._kernels(inputs)
+        return self._run_kernels(inputs)
 
     # --- MEASURE ---
 
@@ -242,7 +242,7 @@ class PartitionTrial:
             reason = OTHER_THREAD
         if reason is not None:
             self._decisions.report.count_fallback(reason)
-            return self._kernels(inputs)
+            return self._run_kernels(inputs)
         try:
             return self._measured_call(inputs)
         finally:

@@ -26,6 +26,7 @@ _MEMORY_PINNED = 1
 _LOCATION_DEVICE = 1
 _READ_AND_WRITE = 3
 _CAPTURE_MODE_RELAXED = 2
+_STREAM_NON_BLOCKING = 1
 _COOPERATIVE = 2
 _CLUSTER_DIMENSION = 4
 _ATTRIBUTE_WORDS = 8
@@ -156,6 +157,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGraphLaunch": (c_void_p, c_void_p),
     "cuLaunchKernel": (c_void_p, *[c_uint] * 7, c_void_p, c_void_p, c_void_p),
     "cuStreamIsCapturing": (c_void_p, POINTER(c_int)),
+    "cuStreamCreate": (POINTER(c_void_p), c_uint),
     "cuGraphNodeGetType": (c_void_p, POINTER(c_int)),
     "cuGraphKernelNodeGetAttribute": (c_void_p, c_int, c_void_p),
     # cuda.h maps the plain names to `_v2` by macros. A library has both symbols, and ctypes sees no macros.
@@ -287,6 +289,10 @@ class Driver:
     def context(self) -> int:
         """Return the current context."""
         return self._handle("cuCtxGetCurrent")
+
+    def create_stream(self) -> int:
+        """Return a new stream of the current context, which the default stream does not wait for. It lasts as long as the process."""
+        return self._handle("cuStreamCreate", _STREAM_NON_BLOCKING)
 
     @contextlib.contextmanager
     def relaxed(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 A captured operator's host code runs once, when the graph is recorded. An operator that reads a Python variable, counts its calls or keeps
 a workspace would hand out old results from then on. So an operator may be captured if it is one of PyTorch's or Inductor's, if it is
-listed here, or if the user vouches for it by `PYGRAPH_GRAPH_OPS`. Every other one is launched at each call, between graphs.
+listed here, or if the user vouches for it by `PYGRAPH_GRAPH_OPS`. Every other one runs at each call, between graphs.
 
 To add an entry: the operator's result must follow from its arguments and PyTorch's default generator alone, and all of its memory must
 come from PyTorch's allocator. Imports no torch.

@@ -32,7 +32,7 @@ class Workspaces:
     """The workspaces of this process. Thread-safe; both methods may sleep for some milliseconds."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call a graph while this thread sleeps
         self._cleared_at = -math.inf
 
     def clear(self) -> None:

@@ -39,7 +39,7 @@ class Report:
     """Counters of one process. Thread-safe; adding never fails, and takes no lock that a user's code could hold."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call a graph while this thread holds it
         self.counts: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
         self.fallbacks: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Tells exceptions that a signal handler of the program has raised from those of PyGraph's own code.
+"""Puts off signal handlers of the program, and tells exceptions that they have raised from those of PyGraph's own code.
 
 Python runs handlers in the main thread, between any two instructions: also while PyGraph records a graph. Job queues raise the end of a
 time limit so, and schedulers that of a job. Such an exception is the program's, and is neither counted nor kept from it.
@@ -6,13 +6,83 @@ time limit so, and schedulers that of a job. Such an exception is the program's,
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType
+    from types import CodeType, FrameType
+
+_TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF})
+"""Signals by which programs limit or sample time: their handlers run at once."""
+_ACTION_BYTES = 1024
+"""More than the size of C's `struct sigaction`."""
+
+
+@contextlib.contextmanager
+def handlers_put_off() -> Iterator[None]:
+    """Run the program's signal handlers after this block, in the main thread, rather than within it; what they raise is raised then.
+
+    A handler that saves a checkpoint within a capture of a CUDA graph would be captured, and not run. Python's KeyboardInterrupt is not
+    put off, nor are timers; nor is a signal that comes once more, as from somebody who does not want to wait.
+    """
+    came: dict[int, FrameType | None] = {}
+    handlers: dict[int, Any] = {}
+    is_over = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if is_over or number in came:
+            handlers[number](number, frame)
+        else:
+            came[number] = frame
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _put_off():
+                handlers[number] = signal.getsignal(number)
+                _exchange(number, note)
+        yield
+    finally:
+        is_over = True  # Ctrl-C may end what follows
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is note:
+                _exchange(number, handler)
+        _run(came, handlers)
+
+
+def _run(came: dict[int, FrameType | None], handlers: dict[int, Any]) -> None:
+    """Call the handlers of signals that came, all of them: an exception of one is raised after the others."""
+    with contextlib.ExitStack() as stack:
+        for number in reversed(came):
+            stack.callback(handlers[number], number, came[number])
+
+
+def _put_off() -> list[int]:
+    handled = {each: signal.getsignal(each) for each in signal.valid_signals() - _TIMERS}
+    return [
+        number
+        for number, handler in handled.items()
+        if callable(handler) and handler is not signal.default_int_handler
+    ]
+
+
+def _exchange(number: int, handler: Any) -> None:
+    """Have Python call another handler for a signal. All else that the process has set for it stays, as whether calls are begun again."""
+    action = ctypes.create_string_buffer(_ACTION_BYTES)
+    libc = _libc()
+    is_known = libc.sigaction(number, None, action) == 0
+    signal.signal(number, handler)
+    if is_known:
+        libc.sigaction(number, action, None)
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)
 
 
 def raised_by_handler(error: BaseException | None) -> bool:

@@ -82,8 +82,8 @@ class CompiledGraph:
             facts.is_split
         ):  # around custom operators, on our request; Inductor does not capture the partitions
             partitions = torch_private.split_partitions(compiled)
-            for number, launch in enumerate(partitions):
-                partitions[number] = self.cudagraphify(launch, {"device_index": device_index})
+            for number, run_kernels in enumerate(partitions):
+                partitions[number] = self.cudagraphify(run_kernels, {"device_index": device_index})
         elif facts.refusal is None:
             self._context.decisions.report.count_left_to_torch(CAPTURED_BY_OTHERS)
         elif (
@@ -103,9 +103,9 @@ class CompiledGraph:
     def _partition(self, graph: Graph, slot: Slot, candidates: Candidates | None) -> Partition:
         return Partition(self._context, graph, slot, candidates, self._known.get(graph.digest, UNKNOWN))
 
-    def _slot(self, graph: Graph, launch: Runnable, device_index: int, facts: GraphFacts | None) -> Slot:
+    def _slot(self, graph: Graph, run_kernels: Runnable, device_index: int, facts: GraphFacts | None) -> Slot:
         """Return the slot of a partition, which runs it as decided, by its sizes if it may have any."""
-        slot, context = Slot(launch), self._context
+        slot, context = Slot(run_kernels), self._context
         is_decided_by_size = self._facts.has_dynamic_sizes and context.role is ALONE
         note_wrong = functools.partial(_mark_wrong, context, graph, is_by_size=is_decided_by_size)
 
@@ -113,10 +113,10 @@ class CompiledGraph:
             if facts is None or self._facts.calls_host_operators or self._facts.reads_sizes:
                 return None
             own = replace(facts, name=graph.name, digest=graph.digest)
-            recordings = context.recordings(launch, device_index, own, note_wrong)
+            recordings = context.recordings(run_kernels, device_index, own, note_wrong)
             if recordings is None:
                 return None
-            return Candidates(recordings.kernels or launch, device_index, recordings)
+            return Candidates(recordings.kernels or run_kernels, device_index, recordings)
 
         if (of_all_sizes := candidates()) is None:
             self._partition(graph, slot, None).report_only_kernels(_decision_without_candidates(self._facts))
@@ -124,7 +124,7 @@ class CompiledGraph:
         partition = self._partition(graph, slot, of_all_sizes)
         if is_decided_by_size:
             slot.run = ShapeDispatcher(
-                launch,
+                run_kernels,
                 context.bounds,
                 partition.decided_by_size,
                 functools.partial(self._at_size, partition, candidates),
@@ -177,7 +177,7 @@ class CompiledGraph:
         assert candidates is not None
         graph, slot, report = (
             partition.graph.at(sizes),
-            Slot(candidates.launch),
+            Slot(candidates.run_kernels),
             self._context.decisions.report,
         )
         known = known or self._known_at(partition, sizes)

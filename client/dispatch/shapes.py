@@ -85,7 +85,7 @@ class ShapeDispatcher:
 
     def __init__(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         bounds: Bounds,
         begin: Callable[[], object],
         decide: Callable[[Sizes], DecidedSize],
@@ -94,12 +94,12 @@ class ShapeDispatcher:
         look_up: Callable[[], KnownSizes] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Run undecided sizes by `launch`, and each decided size by the slot that `decide(sizes)` returned.
+        """Run undecided sizes by `run_kernels`, and each decided size by the slot that `decide(sizes)` returned.
 
         `begin` is called at the first call with integer inputs, and then `look_up`, which returns the sizes that the cache knows. `whole`
         returns the callable for a graph without integer inputs, or with too many of them.
         """
-        self._launch = launch
+        self._run_kernels = run_kernels
         self._bounds = bounds
         self._begin = begin
         self._decide = decide
@@ -153,7 +153,7 @@ class ShapeDispatcher:
                         self._known = self._guarded(self._look_up) or NOTHING_KNOWN
                         self._ranks = {sizes: rank for rank, sizes in enumerate(self._known.order)}
                 else:  # one decision holds for all sizes
-                    integers, self._runs[()] = [], self._guarded(self._whole) or self._launch
+                    integers, self._runs[()] = [], self._guarded(self._whole) or self._run_kernels
                 self._integers = integers
             return self._integers
         finally:
@@ -183,7 +183,7 @@ class ShapeDispatcher:
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
         self._report.count_fallback(reason)
-        return self._launch(inputs)
+        return self._run_kernels(inputs)
 
     def _why_not_decide(self, sizes: Sizes) -> str | None:
         calls = self._count(sizes)
@@ -254,7 +254,7 @@ class ShapeDispatcher:
     def _calls_to_make_room(self) -> int:
         """Return the number of its call at which a new size replaces a decided one: `bounds.calls`, doubled after each `bounds.sizes` setups.
 
-        Recording a size takes as long as hundreds of launches. So a size that soon is replaced again would not pay for its recording.
+        Recording a size takes as long as hundreds of calls. So a size that soon is replaced again would not pay for its recording.
         """
         return int(self._bounds.calls << (self._setups // max(self._bounds.sizes, 1)))
 
@@ -281,7 +281,7 @@ class ShapeDispatcher:
         del self._seen[sizes]
         self._ranks.pop(sizes, None)  # what the cache has may be another decision by the time it comes back
         # Counts as decided, so that a setup that fails is not repeated at each call.
-        failed = DecidedSize(Slot(self._launch), lambda: None)
+        failed = DecidedSize(Slot(self._run_kernels), lambda: None)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed
         self._expected_s += self._each_s * decided.is_recorded
         self._decided[sizes] = decided

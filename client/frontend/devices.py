@@ -41,7 +41,7 @@ class Devices:
 
     def recordings(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         device_index: int,
         facts: GraphFacts,
         note_wrong: Callable[[tuple[int, ...], Reason], None],
@@ -59,7 +59,15 @@ class Devices:
         recheck_s = self._options.recheck_s
         scratch = self._scratch.setdefault((facts.digest, device_index), SharedScratch())
         made = make_recordings(
-            launch, recorder, self._report, facts, most, recheck_s, note_wrong, scratch, groups=self._groups
+            run_kernels,
+            recorder,
+            self._report,
+            facts,
+            most,
+            recheck_s,
+            note_wrong,
+            scratch,
+            groups=self._groups,
         )
         if any(facts.collectives):
             self._collective.add(made)

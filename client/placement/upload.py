@@ -109,7 +109,7 @@ class Sender:
     def send(
         self, values: list[torch.Tensor], device: torch.device, specs: str, graph: str
     ) -> list[torch.Tensor]:
-        """Return the packs of contiguous CPU values on `device`, read-only. Falls back to plain copies, and never raises for its own errors."""
+        """Return the packs of contiguous CPU values on `device`, read-only: by plain copies after an error of its own, which it never raises."""
         try:
             found = self._cached_or_sent(values, device, specs, graph)
         except Exception as error:

@@ -42,6 +42,7 @@ from pygraphd.client.replay.relocation_table import (
 from pygraphd.client.replay.segments import InputGroup
 
 if TYPE_CHECKING:
+    from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.recording.capture import Capture
     from pygraphd.client.replay.outputs import Output
 
@@ -252,3 +253,25 @@ def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
         free_after = index + 1 == len(spans) or end <= spans[index + 1].start
         widened.append(Span(start, end) if free_before and free_after else span)
     return widened
+
+
+def only_for_backward(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
+    """Return the saved outputs whose storages only the backward sees.
+
+    Hooks may see all of them. A backward may compute a gradient in place in a saved output, mostly of the same size, and return it.
+    """
+    if torch_private.saves_by_hooks():
+        return frozenset()
+    gradients = {_size(each) for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad}
+    sizes = facts.backward.returned_sizes
+
+    def may_be_returned(output: Any) -> bool:
+        if not isinstance(output, torch.Tensor):
+            return False  # a size, or RNG state that is on the CPU
+        return _size(output) in gradients if sizes is None else output.numel() in sizes
+
+    return frozenset(at for at in facts.saved if not may_be_returned(outputs[at]))
+
+
+def _size(value: torch.Tensor) -> tuple[torch.dtype, int]:
+    return value.dtype, value.numel()

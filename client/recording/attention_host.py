@@ -41,7 +41,7 @@ _CPU = torch.device("cpu")
 
 
 def make_recordings(
-    launch: Runnable,
+    run_kernels: Runnable,
     recorder: CudaRecorder,
     report: Report,
     facts: GraphFacts,
@@ -50,9 +50,9 @@ def make_recordings(
 ) -> Recordings:
     """Return the recordings of a callable by what its graph has: RNG state of attention, collectives, or neither; see `Recordings`."""
     if any(facts.collectives) and groups is not None and not facts.state:
-        return CollectiveRecordings(launch, recorder, report, facts, groups, *more[:1])
+        return CollectiveRecordings(run_kernels, recorder, report, facts, groups, *more[:1])
     kind = WithHostState if facts.state else Recordings
-    return kind(launch, recorder, report, facts, *more)
+    return kind(run_kernels, recorder, report, facts, *more)
 
 
 class _Call(threading.local):
@@ -85,11 +85,11 @@ class WithHostState(Recordings):
     _checks_capture = False  # since `_why_as_compiled` does
 
     def __init__(
-        self, launch: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts, *more: Any
+        self, run_kernels: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts, *more: Any
     ) -> None:
-        """Record `launch`; see `Recordings`. Results are never checked."""
+        """Record `run_kernels`; see `Recordings`. Results are never checked."""
         super().__init__(self._on_gpu, recorder, report, facts, *more)
-        self._as_compiled = launch
+        self._as_compiled = run_kernels
         self._state = facts.state
         self._taken = (*facts.state.inputs, *facts.state.idle_inputs)
         self._device = recorder.device

@@ -26,7 +26,7 @@ class Budget:
     def __init__(self, recorder: CudaRecorder, report: Report) -> None:
         """Ask `recorder` for the memory of its device, and note in `report` how much is asked for."""
         self._recorder, self._report = recorder, report
-        self._launched_bytes: int | None = None
+        self._kernels_bytes: int | None = None
         """The most bytes that a call as KERNELS has allocated one after the other; None: that was not measured."""
 
     def why_not(self, size: int, held: int = 0) -> str | None:
@@ -65,7 +65,7 @@ class Budget:
             with guarded(self._report, "measuring memory"):
                 allocated = self._recorder.allocated_so_far() - before
                 if allocated > 0:  # the program may set PyTorch's counts back
-                    self._launched_bytes = max(allocated, self._launched_bytes or 0)
+                    self._kernels_bytes = max(allocated, self._kernels_bytes or 0)
 
     def of_first_capture(self) -> int:
         """Return how many bytes the first capture of a call takes at most in memory of its own, as far as calls as KERNELS show that.
@@ -75,7 +75,7 @@ class Budget:
         if not self._recorder.memory_bytes:
             return 0
         at_a_time = self._recorder.bytes_of_a_call()
-        if self._launched_bytes is None:
+        if self._kernels_bytes is None:
             return at_a_time
         # Both may be too high. The peak may be that of another part of the program, and the sum counts reused memory each time.
-        return min(at_a_time, self._launched_bytes + WORKSPACE_BYTES)
+        return min(at_a_time, self._kernels_bytes + WORKSPACE_BYTES)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import threading
 import traceback
@@ -21,19 +20,21 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.allocator_counts import AllocatorCounts, allocator_counts
 from pygraphd.client.backend.errors import TransientError
 from pygraphd.client.backend.workspaces import workspaces
+from pygraphd.client.common.signals import handlers_put_off
 from pygraphd.client.decisions.ranks.write_once import RegisterError, within
 from pygraphd.client.recording.aliased_memory import AliasedMemory, without_owner
 from pygraphd.client.recording.capture_pool import AddressPool, CapturePool
 from pygraphd.client.recording.device_waits import DeviceWaits
+from pygraphd.client.recording.lifetimes import held, lifetimes
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.watch import Watch
 from pygraphd.client.replay.native.ffi import helper
-from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, find, merge
+from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, merge
 from pygraphd.client.replay.rng import GeneratorCursor, RngCursor, generators_in
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.backend.torch_private import Runnable
@@ -65,8 +66,8 @@ class AddressesError(Exception):
     """The graph goes on to use memory that was allocated during its capture, which was given addresses only."""
 
 
-_one_at_a_time = threading.Lock()
-"""Held during a capture: the allocator keeps one history for all devices and threads."""
+_one_at_a_time = threading.RLock()
+"""Held during a capture: the allocator keeps one history for all devices and threads. A thread may come again, in a signal handler."""
 
 
 @dataclass(slots=True)
@@ -145,7 +146,6 @@ class CudaRecorder:
         self.device, self._device_index = torch.device("cuda", device_index), device_index
         self._shares_state = torch_private.graphs_share_random_state()
         self._random_numbers = StreamAffinity(driver, torch_private.stream_watch(self.device))
-        self._stream: torch.cuda.Stream | None = None
         self._threads = threading.local()
         self._current_device, self.in_capture = torch_private.current_device(), torch_private.in_capture()
         self._is_only_device = torch.cuda.device_count() == 1
@@ -165,20 +165,22 @@ class CudaRecorder:
 
     def capture(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         inputs: list[Any],
         reserves: Sequence[OutputReserve] = (),
         *,
         backing: int = 0,
         addresses: AliasedMemory | None = None,
         is_shifted: bool = False,
+        may_draw: bool = True,
     ) -> Capture:
         """Capture one call, with allocations at `addresses` if they are given. Raises `TransientError` if nothing can be captured now.
 
-        Also raises `AddressesError`, `DriverError`, and the callable's own errors. If it raises, nothing has run and nothing is left. A capture that `is_shifted` has its allocations at other addresses modulo
-        4 GiB. Outputs with `reserves` lie in these. The backing allocation has `backing` bytes, if the device has them.
+        Also raises `AddressesError`, `DriverError`, and the callable's own errors. If it raises, nothing has run and nothing is left. A
+        capture that `is_shifted` has its allocations at other addresses modulo 4 GiB. Outputs with `reserves` lie in these. The backing
+        allocation has `backing` bytes, if the device has them. A callable that draws random numbers raises unless it `may_draw`.
         """
-        with _one_at_a_time, torch.cuda.device(self.device):
+        with handlers_put_off(), _one_at_a_time, torch.cuda.device(self.device):
             if reason := self._why_not():
                 raise TransientError(reason)
             if not hasattr(self._threads, "handle"):
@@ -186,7 +188,8 @@ class CudaRecorder:
                 self._threads.handle = torch.cuda.current_blas_handle()
             if addresses is None and backing and backing * MARGIN > self._unreserved(self._counts):
                 backing = 0  # PyTorch reports an allocation that fails to its observers
-            return self._capture(launch, inputs, reserves, SHIFTS if is_shifted else (), backing, addresses)
+            shifts = SHIFTS if is_shifted else ()
+            return self._capture(run_kernels, inputs, reserves, shifts, backing, addresses, may_draw=may_draw)
 
     def why_not(self) -> str | None:
         """Return why this process cannot capture anything now; None if it can. Does not wait for the lock."""
@@ -199,20 +202,22 @@ class CudaRecorder:
 
     def _capture(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         inputs: list[Any],
         reserves: Sequence[OutputReserve],
         shifts: Sequence[int],
         backing: int,
         addresses: AliasedMemory | None,
+        *,
+        may_draw: bool,
     ) -> Capture:
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         generators = [*generators_in(inputs).values()]
-        pool = self._pool(generators, addresses)
+        pool = self._pool(generators, addresses, may_draw=may_draw)
         try:
             with torch_private.allocation_history(self.device.index, pool.handle) as history:
                 made = OutputReserves(reserves, self.device, shifts, backing, addresses)
-                outputs, allocated, before = self._run(graph, pool, launch, inputs, made)
+                outputs, allocated, before = self._run(graph, pool, run_kernels, inputs, made)
                 allocations, alive, temporary = lifetimes(history(), before)
                 allocations, alive = (*made.spans, *allocations), (*made.spans, *alive)
             in_place = held(alive, outputs)
@@ -250,39 +255,60 @@ class CudaRecorder:
             pool.release()
             raise
 
-    def _pool(self, generators: Sequence[torch.Generator], addresses: AliasedMemory | None) -> CapturePool:
+    def _pool(
+        self, generators: Sequence[torch.Generator], addresses: AliasedMemory | None, *, may_draw: bool
+    ) -> CapturePool:
         ops = None if addresses is None else helper.ops(lambda _: None)
+        device, spare = (self.driver, self._device_index, generators), self._spare_stream
         if addresses is None or ops is None:
-            return CapturePool(self.driver, self._device_index, generators)
-        return AddressPool(self.driver, self._device_index, generators, addresses, ops)
+            return CapturePool(*device, may_draw=may_draw, spare=spare)
+        return AddressPool(*device, addresses, ops, may_draw=may_draw, spare=spare)
 
     def _run(
         self,
         graph: torch.cuda.CUDAGraph,
         pool: CapturePool,
-        launch: Runnable,
+        run_kernels: Runnable,
         inputs: list[Any],
         reserves: OutputReserves,
     ) -> tuple[Sequence[Any], Sequence[int], int]:
         """Return the outputs, the addresses that Inductor's code has allocated, and how many allocations preceded the call's."""
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)
         with self._random_numbers.held() if self._shares_state else contextlib.nullcontext():
             # Nothing may wait within the capture for work that the GPU still does.
             torch.cuda.synchronize()
-            with _workspaces_in_capture(), torch.cuda.stream(self._stream):
-                # Where graphs share the generator's state, beginning a capture may overwrite it, on this stream; see `torch_private/capture.py`.
-                self._random_numbers.move(self._stream.cuda_stream)
-                with pool.capturing(graph):
-                    try:
-                        reserves.begin()
-                        with torch_private.allocations_by(reserves.allocate):
-                            outputs = reserves.place(launch(inputs))
-                    finally:
-                        inputs.clear()
-                        reserves.close()
+            # Nothing reads a generator's state any more, and a capture launches nothing that writes it.
+            self._random_numbers.leave()
+            with (
+                _workspaces_in_capture(),
+                torch.cuda.stream(self._stream),
+                torch_private.device_waits_put_off(),
+                pool.capturing(graph),
+            ):
+                try:
+                    reserves.begin()
+                    with torch_private.allocations_by(reserves.allocate):
+                        outputs = reserves.place(run_kernels(inputs))
+                finally:
+                    inputs.clear()
+                    reserves.close()
             self._stream.synchronize()
         return outputs, reserves.allocated, reserves.before
+
+    @functools.cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        """The stream of captures.
+
+        PyTorch deals out the same 32 streams again and again. What another thread does on one of these would be captured, and not run.
+        """
+        return self._own_stream()
+
+    @functools.cached_property
+    def _spare_stream(self) -> torch.cuda.Stream:
+        """The stream that a failed capture is cleaned up on: that of captures may still be in the state of being captured."""
+        return self._own_stream()
+
+    def _own_stream(self) -> torch.cuda.Stream:
+        return torch.cuda.ExternalStream(self.driver.create_stream(), self.device)
 
     def _affinity(self) -> StreamAffinity:
         """Return the stream affinity of the next capture: it is shared with recordings that read the same generator state."""
@@ -452,44 +478,3 @@ def _workspaces_in_capture() -> Iterator[None]:
         yield
     finally:
         workspaces.clear()
-
-
-def lifetimes(
-    events: Iterable[tuple[str, int, int]], skipped: int = 0
-) -> tuple[tuple[Span, ...], tuple[Span, ...], int]:
-    """Return all allocations in a history of (action, address, bytes), and those alive in the end; without the first `skipped` ones.
-
-    The last value is the most bytes at a time of the others.
-    """
-    allocations: list[Span] = []
-    alive: dict[int, tuple[int, Span]] = {}
-    changes: list[int] = []
-    for action, address, size in events:
-        if action == "alloc":
-            if skipped:
-                skipped -= 1
-                continue
-            span = Span(address, address + size)
-            allocations.append(span)
-            alive[address] = len(changes), span
-            changes.append(0)
-        elif action in {"free_requested", "free_completed"} and address in alive:
-            began, span = alive.pop(address)
-            changes[began] = blocks(span.size) * BLOCK
-            changes.append(-blocks(span.size) * BLOCK)
-    return (
-        tuple(allocations),
-        tuple(span for _, span in alive.values()),
-        max(itertools.accumulate(changes), default=0),
-    )
-
-
-def held(alive: Iterable[Span], outputs: Sequence[Any]) -> tuple[Span, ...]:
-    """Return those of the allocations alive in which no output lies."""
-    spans = merge(alive)
-    returned = {
-        find(spans, value.data_ptr())
-        for value in outputs
-        if isinstance(value, torch.Tensor) and value.numel()
-    }
-    return tuple(span for index, span in enumerate(spans) if index not in returned)

@@ -23,10 +23,21 @@ class CapturePool:
 
     references = 1
 
-    def __init__(self, driver: Driver, device_index: int, generators: Sequence[torch.Generator] = ()) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        device_index: int,
+        generators: Sequence[torch.Generator] = (),
+        *,
+        may_draw: bool = True,
+        spare: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Serve one capture; see `torch_private.capturing`."""
         self._driver = driver
         self._device_index = device_index
         self._generators = generators
+        self._may_draw = may_draw
+        self._spare = spare
         self.handle = self._made()
         self._used = False
 
@@ -37,7 +48,14 @@ class CapturePool:
     @contextlib.contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         """Capture work on the current stream into `graph`, with allocations of this thread from the pool."""
-        with torch_private.capturing(graph, self._device_index, self.handle, self._generators):
+        with torch_private.capturing(
+            graph,
+            self._device_index,
+            self.handle,
+            self._generators,
+            may_draw=self._may_draw,
+            spare=self._spare,
+        ):
             self._used = True
             yield
 
@@ -64,10 +82,14 @@ class AddressPool(CapturePool):
         generators: Sequence[torch.Generator],
         addresses: AliasedMemory,
         ops: TensorOps,
+        *,
+        may_draw: bool = True,
+        spare: torch.cuda.Stream | None = None,
     ) -> None:
+        """Serve one capture from `addresses`."""
         self._addresses = addresses
         self._ops = ops
-        super().__init__(driver, device_index, generators)
+        super().__init__(driver, device_index, generators, may_draw=may_draw, spare=spare)
 
     def _made(self) -> torch_private.Pool:
         return torch_private.pool_served_by(*self._ops.arena_functions())

@@ -43,15 +43,15 @@ class CollectiveRecordings(Recordings):
 
     def __init__(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         recorder: CudaRecorder,
         report: Report,
         facts: GraphFacts,
         groups: Groups,
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
-        """Record `launch`; see `Recordings`."""
-        super().__init__(launch, recorder, report, facts, max_recordings)
+        """Record `run_kernels`; see `Recordings`."""
+        super().__init__(run_kernels, recorder, report, facts, max_recordings)
         self._groups = groups
         self._is_closed = False
         self._timeout_s: Callable[[], float] | None = None
@@ -88,8 +88,8 @@ class CollectiveRecordings(Recordings):
                     return self._attempt(slot, inputs)
             if slot.calls == 1:
                 with self._pipeline.budget.measured():
-                    return self._launch(inputs)
-        return self._launch(inputs)
+                    return self._run_kernels(inputs)
+        return self._run_kernels(inputs)
 
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
         slot = self._slots.get(size)
@@ -112,11 +112,11 @@ class CollectiveRecordings(Recordings):
             lambda: self._begin(slot, inputs)
         )
         if lockstep is None:
-            return self._launch(inputs)
+            return self._run_kernels(inputs)
         if not self._recording.acquire(blocking=False):
             # Without this vote the others would wait for this rank until the limit.
             lockstep.refuse(BEING_RECORDED)
-            return self._launch(inputs)
+            return self._run_kernels(inputs)
         before_us = self._pipeline.host_us
         try:
             return self._record_together(slot, inputs, lockstep)
@@ -168,11 +168,11 @@ class CollectiveRecordings(Recordings):
         if isinstance(attempt, Refusal):
             # Before KERNELS: their collectives wait for the other ranks, and these still wait for this vote.
             self._abort(slot, attempt, lockstep)
-            pipeline.note_launch()
-            return self._launch(inputs)
+            pipeline.note_kernels_ran()
+            return self._run_kernels(inputs)
         self._trim()
         try:
-            outputs = self._launch(inputs)
+            outputs = self._run_kernels(inputs)
             difference = pipeline.compare(attempt, outputs, lockstep)
         except BaseException:
             lockstep.refuse("a call raised")

@@ -100,12 +100,12 @@ class Again:
     """Functions that run a replay and KERNELS further times on the same inputs, and return the values that each run leaves."""
 
     replays: Callable[[], Iterable[Values]]
-    launches: Callable[[], Iterable[Values]]
+    runs_as_kernels: Callable[[], Iterable[Values]]
 
 
 def compare(
     replayed: Values,
-    launched: Values,
+    of_kernels: Values,
     tolerance: float,
     again: Again | None = None,
 ) -> Disagreement | None:
@@ -113,15 +113,15 @@ def compare(
 
     `again` runs both further times on the same inputs, to find out how much each differs from itself.
     """
-    if len(replayed.outputs) != len(launched.outputs):
-        return Disagreement(f"{len(replayed.outputs)} outputs and not {len(launched.outputs)}")
+    if len(replayed.outputs) != len(of_kernels.outputs):
+        return Disagreement(f"{len(replayed.outputs)} outputs and not {len(of_kernels.outputs)}")
     pairs: Pairs = {}
-    for index, (mine, right) in enumerate(zip(replayed.all, launched.all, strict=True)):
+    for index, (mine, right) in enumerate(zip(replayed.all, of_kernels.all, strict=True)):
         # The same object on both sides is an input that was read in place, or a value that a digest was compared for.
         if isinstance(right, torch.Tensor) and mine is not right and form(mine) == form(right):
             pairs[index] = mine, right
         elif mine is not right and not _is_same_value(mine, right):
-            return Disagreement(f"{launched.name(index)} differs", in_values=True)
+            return Disagreement(f"{of_kernels.name(index)} differs", in_values=True)
     # Bits first: they can be compared for every dtype and view, and equal ones need no arithmetic.
     pairs = {index: pairs[index] for index in differing(pairs)}
     found = distances(pairs)
@@ -137,7 +137,7 @@ def compare(
     # The first one, so that a fault of the graph reads the same each time; see `Disagreements.add`.
     index = min(far)
     by_how_much = _by_how_much(found[index], compared[index])
-    return Disagreement(f"{launched.name(index)} differs", by_how_much, in_values=True)
+    return Disagreement(f"{of_kernels.name(index)} differs", by_how_much, in_values=True)
 
 
 def _noise(again: Again, pairs: Pairs) -> dict[int, float]:
@@ -150,8 +150,8 @@ def _noise(again: Again, pairs: Pairs) -> dict[int, float]:
     # KERNELS could not change the answer, and would take further values from the host, as a counter does.
     if not any(noise.values()):
         return noise
-    launched = _furthest_of(again.launches(), {index: right for index, (_, right) in pairs.items()})
-    return {index: min(each, launched[index]) for index, each in noise.items()}
+    of_kernels = _furthest_of(again.runs_as_kernels(), {index: right for index, (_, right) in pairs.items()})
+    return {index: min(each, of_kernels[index]) for index, each in noise.items()}
 
 
 def _furthest_of(runs: Iterable[Values], first: Mapping[int, torch.Tensor]) -> dict[int, float]:

@@ -29,7 +29,7 @@ WAITS_S = 5.0
 class DeviceWaits:
     """Asks whether the work of one device ends soon."""
 
-    def __init__(self, recorder: CudaRecorder, capturing: threading.Lock) -> None:
+    def __init__(self, recorder: CudaRecorder, capturing: threading.RLock) -> None:
         """Ask about the device of `recorder`; `capturing` is held by whoever captures in this process."""
         self._recorder = recorder
         self._capturing = capturing

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import (
     DisturbedError,
@@ -31,9 +30,9 @@ from pygraphd.client.backend.errors import (
 )
 from pygraphd.client.common import log
 from pygraphd.client.common.garbage import no_garbage_collection
-from pygraphd.client.common.signals import raised_by_handler
+from pygraphd.client.common.signals import handlers_put_off, raised_by_handler
 from pygraphd.client.recording import builder, stand_ins
-from pygraphd.client.recording.alias_sets import input_groups
+from pygraphd.client.recording.alias_sets import input_groups, only_for_backward
 from pygraphd.client.recording.budget import Budget
 from pygraphd.client.recording.call_conditions import why_not_bind
 from pygraphd.client.recording.capture import Capture
@@ -115,13 +114,16 @@ class Attempt:
 class Pipeline:
     """Makes the recordings of one callable."""
 
-    def __init__(self, launch: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts) -> None:
-        """Record `launch`, which runs the kernels."""
-        self._launch = launch
+    def __init__(
+        self, run_kernels: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts
+    ) -> None:
+        """Record `run_kernels`, the compiled callable."""
+        self._run_kernels = run_kernels
         self._recorder = recorder
         self._report = report
         self.budget = Budget(recorder, report)
         self._facts = facts
+        self._may_draw = facts.may_draw
         self.captures = 0
         """The number of captured calls, whether or not a recording was made."""
         self.host_us = 0.0
@@ -131,9 +133,9 @@ class Pipeline:
         self.stuck: list[StuckError] = []
         """Errors that hold the memory on which the GPU may still work."""
 
-    def note_launch(self) -> None:
+    def note_kernels_ran(self) -> None:
         """Note that the current thread has run the callable as KERNELS."""
-        self._threads.has_launched = True
+        self._threads.kernels_ran = True
 
     def record(
         self,
@@ -150,19 +152,25 @@ class Pipeline:
         If the call `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
         A call with collectives needs the `lockstep` of all ranks, and must not be doubted.
         """
+        attempt = None
         try:
             if refusal := self._why_not_wait(lockstep):
                 return refusal
-            with self._timed(), no_garbage_collection():
-                if is_doubted or lockstep is not None:
-                    in_full = None
-                return self._record(
+            if is_doubted or lockstep is not None:
+                in_full = None
+            # Not while ranks wait for each other, which may take half a minute: `CudaRecorder.capture` has handlers wait for itself.
+            until_done = handlers_put_off() if lockstep is None else contextlib.nullcontext()
+            with self._timed(), until_done, no_garbage_collection():
+                attempt = self._record(
                     inputs, constraints, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
                 )
+            return attempt  # noqa: RET504 - a handler may raise where the block ends
         except OutOfStepError as error:
             out_of_memory = error.error
-        except Exception as error:
-            if raised_by_handler(error):
+        except BaseException as error:
+            if attempt is not None:
+                attempt.close()  # a handler that was put off has raised
+            if not isinstance(error, Exception) or raised_by_handler(error):
                 raise
             return self._refusal(error)  # nothing has run yet: the call can run as if nothing had been
         # Without what the recording holds: a program may catch it, and try a smaller batch.
@@ -202,7 +210,7 @@ class Pipeline:
             with self._timed(), no_garbage_collection():
                 if lockstep is not None:
                     self._wait_for_gpu()
-                found = attempt.verification.disagreement(outputs, self._launch)
+                found = attempt.verification.disagreement(outputs, self._run_kernels)
                 # Not of collectives, of which a rank alone would refuse the recording.
                 given, undefined = attempt.call.inputs, self._facts.undefined
                 if found is None and lockstep is None and is_any_all_nan(outputs, given, undefined):
@@ -257,12 +265,10 @@ class Pipeline:
         in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
     ) -> Attempt:
-        if reason := why_not_bind(
-            inputs, self._recorder.device, self._facts, is_in_lockstep=lockstep is not None
-        ):
+        make_sure_of, recorder = self.budget.make_sure_of, self._recorder
+        if reason := why_not_bind(inputs, recorder.device, self._facts, is_in_lockstep=lockstep is not None):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs)
-        make_sure_of, recorder = self.budget.make_sure_of, self._recorder
         make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
         call = Call(inputs, constraints, groups, recorder.driver, recorder.device, make_sure_of)
         # A custom operator may keep what it allocates, and nodes of collectives are not written.
@@ -287,7 +293,7 @@ class Pipeline:
             self._report.count_failure,
             functools.partial(self._recapture, call, capture),
             dataclasses.replace(
-                self._facts, saved=_only_for_backward(self._facts, capture.outputs, call.inputs)
+                self._facts, saved=only_for_backward(self._facts, capture.outputs, call.inputs)
             ),
         )
         try:
@@ -361,7 +367,7 @@ class Pipeline:
         *,
         is_shifted: bool = False,
     ) -> Capture:
-        inputs = list(tensors.tensors)
+        run_kernels, inputs = self._run_kernels, list(tensors.tensors)
         addresses = call.addresses(self._recorder.addresses_for_capture(), is_further=is_shifted)
         if addresses is None:
             # Against the limit alone: how much a first capture takes is an estimate, and the allocator says what is not free.
@@ -369,7 +375,13 @@ class Pipeline:
             self.budget.make_sure_of(0, call.held() + tensors.bytes + needed)
         try:
             capture = self._recorder.capture(
-                self._launch, inputs, reserves, backing=backing, addresses=addresses, is_shifted=is_shifted
+                run_kernels,
+                inputs,
+                reserves,
+                backing=backing,
+                addresses=addresses,
+                is_shifted=is_shifted,
+                may_draw=self._may_draw,
             )
             call.capture_bytes = capture.bytes
             return capture
@@ -381,8 +393,11 @@ class Pipeline:
                 raise
             if _SAYS_INTERRUPTED in str(error):
                 raise DisturbedError(INTERRUPTED) from error
+            if not self._may_draw:
+                self._may_draw = True  # attention with dropout does
+                return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
             if addresses is None:
-                if not hasattr(self._threads, "has_launched"):
+                if not hasattr(self._threads, "kernels_ran"):
                     # At its first call in a thread a library may make a handle, which it cannot make within a capture.
                     raise DisturbedError(NEW_THREAD) from error
                 # The callable has run on inputs like these before: it raises because it is being captured.
@@ -401,7 +416,7 @@ class Pipeline:
         except Exception:
             memory.clear()  # KERNELS need as much, and nothing else may be free
             try:
-                self._launch(inputs)
+                self._run_kernels(inputs)
             except torch.OutOfMemoryError as error:
                 raise OutOfStepError(error) from None
             self._wait_for_gpu()
@@ -462,7 +477,7 @@ class Pipeline:
             keeps_inputs=is_doubted and self._facts.is_repeatable and aliased is None,
             in_full=in_full,
             aliased=aliased,
-            launch=self._launch,
+            run_kernels=self._run_kernels,
             on_host=on_host,
             run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),
         )
@@ -472,28 +487,6 @@ def _release(capture: Capture) -> None:
     """Release the pool of a capture whose allocations have no memory of their own: their addresses stay until the call is closed."""
     if capture.addresses is not None:
         capture.let_go()
-
-
-def _only_for_backward(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
-    """Return the saved outputs whose storages only the backward sees.
-
-    Hooks may see all of them. A backward may compute a gradient in place in a saved output, mostly of the same size, and return it.
-    """
-    if torch_private.saves_by_hooks():
-        return frozenset()
-    gradients = {_size(each) for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad}
-    sizes = facts.backward.returned_sizes
-
-    def may_be_returned(output: Any) -> bool:
-        if not isinstance(output, torch.Tensor):
-            return False  # a size, or RNG state that is on the CPU
-        return _size(output) in gradients if sizes is None else output.numel() in sizes
-
-    return frozenset(at for at in facts.saved if not may_be_returned(outputs[at]))
-
-
-def _size(value: torch.Tensor) -> tuple[torch.dtype, int]:
-    return value.dtype, value.numel()
 
 
 def _first_line(error: BaseException) -> str:

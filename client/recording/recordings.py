@@ -31,7 +31,7 @@ from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
 from pygraphd.client.replay.native.ffi import helper
-from pygraphd.client.replay.replay import as_fallback
+from pygraphd.client.replay.replay import kernels_on_error
 from pygraphd.client.replay.scratch import SharedScratch
 from pygraphd.schema.reasons import ReasonCode
 
@@ -79,7 +79,7 @@ class Recordings:
 
     def __init__(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         recorder: CudaRecorder,
         report: Report,
         facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
@@ -88,20 +88,20 @@ class Recordings:
         note_wrong: Callable[[Size, Reason], None] = lambda *_: None,
         scratch: SharedScratch | None = None,
     ) -> None:
-        """Record `launch`, which runs the kernels; results are checked every `recheck_s` seconds (0: never).
+        """Record `run_kernels`, the compiled callable; results are checked every `recheck_s` seconds (0: never).
 
         `note_wrong` is called with the size of a recording that fails a check, and the reason. `scratch` is shared with other
         recordings of the same graph.
         """
-        self._check = ResultCheck(launch, recorder, report, facts, recheck_s)
+        self._check = ResultCheck(run_kernels, recorder, report, facts, recheck_s)
         self._note_wrong = note_wrong
         self._scratch = scratch or SharedScratch()
         self._max_recordings = max_recordings
-        self._launch = launch
+        self._run_kernels = run_kernels
         self.facts = facts
         """The facts that the analysis of the graph found."""
         self._recorder = recorder
-        self._pipeline = Pipeline(launch, recorder, report, facts)
+        self._pipeline = Pipeline(run_kernels, recorder, report, facts)
         self._report = report
         self._slots: dict[Size, SizeSlot] = {}
         self._fused: dict[Size, Fused] = {}
@@ -206,7 +206,7 @@ class Recordings:
         del error  # or its traceback, which holds this frame, would be garbage that only a collection frees
 
         def fail(_: list[Any]) -> Any:
-            with as_fallback:
+            with kernels_on_error:
                 raise raised.pop()
 
         slot = self._slots.get(self._size_of(inputs))
@@ -266,8 +266,8 @@ class Recordings:
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
         self._report.count_fallback(reason)
-        self._pipeline.note_launch()
-        return self._launch(inputs)
+        self._pipeline.note_kernels_ran()
+        return self._run_kernels(inputs)
 
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
         slot = self._slots.get(size)
@@ -331,12 +331,12 @@ class Recordings:
         )
         if isinstance(attempt, Refusal):
             self._refuse(slot, attempt)
-            self._pipeline.note_launch()
-            return self._launch(inputs)
+            self._pipeline.note_kernels_ran()
+            return self._run_kernels(inputs)
         # The kernels are to use the memory that recording has used, and no more of the device beside it.
         self._trim()
         try:
-            outputs = self._launch(inputs)
+            outputs = self._run_kernels(inputs)
             found = self._pipeline.compare(attempt, outputs)
         except BaseException:
             attempt.close()

@@ -84,23 +84,28 @@ class _Outcome:
         return self.names[far[0]] if far else None
 
 
+def _waits_are_reported() -> bool:
+    """Return whether `torch.cuda.set_sync_debug_mode` makes a wait for the GPU a warning or an error."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.get_sync_debug_mode())
+
+
 class ResultCheck:
     """Checks the recordings of one callable, one call in each interval."""
 
     def __init__(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         recorder: CudaRecorder,
         report: Report,
         facts: GraphFacts,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Compare with `launch`, every `interval_s` seconds (0: never).
+        """Compare with `run_kernels` every `interval_s` seconds (0: never).
 
         A callable that must not run twice, or that takes RNG state from the host, is never checked.
         """
-        self._launch = launch
+        self._run_kernels = run_kernels
         self._recorder = recorder
         self._report = report
         self._guarded = guarded(report, "checking results")
@@ -118,9 +123,9 @@ class ResultCheck:
 
     def verdict(self, replay: Replay) -> str | None:
         """Return why a recording must not serve any more, by the check of an earlier call; None if it may. Raises nothing."""
-        outcome = self._outcomes.pop(replay, None)
-        if outcome is None:
-            return None
+        if replay not in self._outcomes or _waits_are_reported():
+            return None  # to be read later: that waits for the device
+        outcome = self._outcomes.pop(replay)
         difference = self._guarded(lambda: self._read(outcome))
         if difference is None:
             return None
@@ -169,8 +174,8 @@ class ResultCheck:
     def _compared(self, checked: CheckedCall, outputs: Sequence[Any]) -> _Outcome:
         copies = copies_of(checked.copies, None, self._written)
         # On lists of their own: Inductor's code clears the list of inputs that it is given.
-        right = Values(self._launch(list(copies)), copies)
-        again = Values(self._launch(list(checked.copies)), checked.copies)
+        right = Values(self._run_kernels(list(copies)), copies)
+        again = Values(self._run_kernels(list(checked.copies)), checked.copies)
         mine = Values(outputs, checked.inputs)
         pairs = {
             index: (mine.all[index], each, again.all[index])

@@ -90,7 +90,7 @@ class Verification:
         keeps_inputs: bool = False,
         in_full: Collection[int] | None = None,
         aliased: AliasedCopies | None = None,
-        launch: Runnable | None = None,
+        run_kernels: Runnable | None = None,
         on_host: InputGroups = (),
         run: Callable[[list[Any], list[torch.Tensor]], Any] | None = None,
     ) -> None:
@@ -103,8 +103,9 @@ class Verification:
         Raises the errors of `copies_of` and `Replay.run`, and `NotRelocatableError` if the replay has changed an input that it should
         only read; else inputs and generator are as they were.
 
-        Inputs with `aliased` copies are not copied. A replay on aliased copies computes other values than KERNELS on the inputs. So `launch`
-        runs on aliased copies as well, and results are compared at once. Raises `NoMemoryError` if they differ, maybe because of the aliases.
+        Inputs with `aliased` copies are not copied. A replay on aliased copies computes other values than KERNELS on the inputs. So
+        `run_kernels` runs on aliased copies as well, and results are compared at once. Raises `NoMemoryError` if they differ, maybe because
+        of the aliases.
 
         The replay writes the inputs of the groups `on_host` in place. Of these, digests or copies are kept as of the others.
         """
@@ -145,8 +146,12 @@ class Verification:
             # Also after an error: the call then runs as KERNELS on these inputs.
             self._on_host.put_back()
         # A stray write is told by `disagreement`. Here it would pass for a lack of memory, which is tried again.
-        if aliased is not None and launch is not None and not (self._wrote_between or self._wrote_to_old):
-            self._compare_aliased(aliased, groups, launch)
+        if (
+            aliased is not None
+            and run_kernels is not None
+            and not (self._wrote_between or self._wrote_to_old)
+        ):
+            self._compare_aliased(aliased, groups, run_kernels)
 
     def _replay_once(self, run: Callable[[list[Any], list[torch.Tensor]], Any]) -> None:
         """Replay on the copies, and set the generator back."""
@@ -196,10 +201,10 @@ class Verification:
         others = [each for each in groups if each[0].members[0][0] not in self._aliased.tensors]
         return self._aliased.among(copies_of(self._inputs, others, self._written))
 
-    def _compare_aliased(self, aliased: AliasedCopies, groups: InputGroups, launch: Runnable) -> None:
+    def _compare_aliased(self, aliased: AliasedCopies, groups: InputGroups, run_kernels: Runnable) -> None:
         replayed, copies = aliased.left(self._copies, aliased.memory.clone()), self._copied(groups)
         try:
-            outputs = launch(list(copies))
+            outputs = run_kernels(list(copies))
         finally:
             self._put_generator(self._began)
         mine = Values(self._comparable(outputs), replayed)
@@ -208,8 +213,10 @@ class Verification:
             raise NoMemoryError(f"{found}, without the memory to copy what it writes")
         self._outputs = ()
 
-    def disagreement(self, outputs: Sequence[Any], launch: Runnable | None = None) -> Disagreement | None:
-        """Return how the replay differs from `launch`, which has run on the inputs and returned `outputs`; None if it agrees.
+    def disagreement(
+        self, outputs: Sequence[Any], run_kernels: Runnable | None = None
+    ) -> Disagreement | None:
+        """Return how the replay differs from `run_kernels`, which has run on the inputs and returned `outputs`; None if it agrees.
 
         If they differ and the inputs were kept, both run again on these: each may differ as much from itself.
         """
@@ -225,9 +232,9 @@ class Verification:
         if self._aliased is not None:
             return None  # they were compared
         again = None
-        if launch is not None and self._kept is not None:
+        if run_kernels is not None and self._kept is not None:
             runs = functools.partial(self._runs, self._kept)
-            again = Again(functools.partial(runs, self._replay_again), functools.partial(runs, launch))
+            again = Again(functools.partial(runs, self._replay_again), functools.partial(runs, run_kernels))
         mine, right = Values(self._comparable(outputs), self._copies), Values(outputs, self._inputs)
         digests = {index: each for index, each in enumerate(mine.all) if isinstance(each, Digest)}
         differ = frozenset[int]()

@@ -34,7 +34,7 @@ WORD = 8
 _ALIGNMENT = 64
 """Alignment of parameters in bytes: a parameter may be a tensor map, which needs this much."""
 _EVENTS = frozenset({NodeType.WAIT_EVENT, NodeType.EVENT_RECORD})
-"""Nodes by which NCCL orders launches and replays of one communicator. Its event is the same wherever a graph is bound."""
+"""Nodes by which NCCL orders its kernels and replays of one communicator. Its event is the same wherever a graph is bound."""
 _UNWRITTEN = frozenset({NodeType.EMPTY, *_EVENTS})
 _COLLECTIVES = ("nccl", "nvshmem", "multimem", "all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 """Parts of names of kernels that wait for other ranks, which would not take part in a verification."""
@@ -48,7 +48,7 @@ _NCCL_STORAGE = 16
 _TRANSFORM = "fft"
 """Part of the names of cuFFT's kernels; other kernels that have it may be taken for one."""
 TABLES = "it holds a transform that reads tables of its plan, which PyTorch may free at any time"
-"""Lengths with a prime factor above 127 have tables. PyTorch may free them; a launch makes them anew, but a replay would not."""
+"""Lengths with a prime factor above 127 have tables. PyTorch may free them; KERNELS make them anew, but a replay would not."""
 
 
 @dataclass(slots=True)

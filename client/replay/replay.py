@@ -44,7 +44,7 @@ RECORDING_CLOSED = "its recording was evicted meanwhile"
 _KNOWN = (FallbackError, DriverError, torch.OutOfMemoryError)
 
 
-class _AsFallback:
+class _KernelsOnError:
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
@@ -55,8 +55,8 @@ class _AsFallback:
             raise FallbackError(f"a replay failed: {type(error).__name__}") from error
 
 
-as_fallback = _AsFallback()
-"""Context in which an unexpected error is raised as a `FallbackError`: before a launch, the inputs of a call can be given to the kernels."""
+kernels_on_error = _KernelsOnError()
+"""Context in which an unexpected error before a launch is raised as a `FallbackError`: the call then runs as KERNELS, on the same inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Replay:
 
     def drawing(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
         """Serve a call as `__call__` does, and return also the range of random numbers that it was given, if it draws any."""
-        with as_fallback:
+        with kernels_on_error:
             done = self.fused(inputs) if self.fused is not None else None
         return done or self.by_steps(inputs)
 
@@ -167,10 +167,10 @@ class Replay:
         if self.counts.is_held_here():
             raise DisturbedError(REENTERED)
         with self.counts:
-            with as_fallback:
+            with kernels_on_error:
                 memory = self.memory() if memory is None else memory
             drawn = self._launch(inputs, memory, self._device.stream())
-            # Not `as_fallback`: after a launch, KERNELS would write to the inputs a second time.
+            # Not `kernels_on_error`: after a launch, KERNELS would write to the inputs a second time.
             outputs = self.layout.outputs.gather(self._fill, memory, inputs)
         # Only now: until a call is served, KERNELS may still need them.
         inputs.clear()
@@ -184,7 +184,7 @@ class Replay:
         # First, since nothing need be written for a launch that may not be on this stream.
         if self._cursor is not None:
             self._cursor.affinity.expect(stream)
-        with as_fallback:
+        with kernels_on_error:
             executable, written = executables.bind(inputs, memory, stream)
         # Asked again: a profile may have begun while this call waited for another one of the recording.
         if torch_private.is_profiled() and not executables.can_launch_profiled:

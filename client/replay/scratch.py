@@ -24,7 +24,7 @@ class SharedScratch:
     """Has all recordings of one graph allocate as much scratch as the one that needs the most. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call a graph while this thread holds it
         # Weak: a recording that is dropped is not asked to allocate any more.
         self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()
         self.bytes = 0

@@ -32,7 +32,7 @@ NOTE_LABELS = {
     "left_on_cpu": "left on CPU",
     "graph_breaks": "graph break",
     "between_graphs": "between graphs",
-    "fallbacks": "launched",
+    "fallbacks": "ran as KERNELS",
     "failures": "failed",
 }
 _IN_SPOOL = "looked up in the spool, where it waits for a daemon"

@@ -83,7 +83,7 @@ def test_what_the_product_summed_up_is_taken_over() -> None:
     assert "graphs 2, hits 0, misses 2, measured 2" in made.note
     assert "repetition 1: deployed 1 KERNELS, 1 GRAPH" in made.note
     assert "repetition 2: deployed 2 GRAPH" in made.note
-    assert "launched: verification: output 1 differs" in made.note
+    assert "ran as KERNELS: verification: output 1 differs" in made.note
     assert "come back" not in made.note
 
 
@@ -131,8 +131,8 @@ def test_file_has_the_documented_shape_and_reads_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
-def test_what_was_recorded_and_launched_is_kept_of_each_process() -> None:
-    launched = {"sizes that had not come back yet": 2, "verification: output 1 differs": 1}
+def test_what_was_recorded_and_fell_back_is_kept_of_each_process() -> None:
+    fallbacks = {"sizes that had not come back yet": 2, "verification: output 1 differs": 1}
     of_first = {"captured": 3, "failures": {"giving memory back: RuntimeError": 1}}
     made = record(
         answered(0, [1.0], summary=summary(1.0, graphs=1) | of_first),
@@ -142,7 +142,7 @@ def test_what_was_recorded_and_launched_is_kept_of_each_process() -> None:
     )
 
     assert made.counted == [
-        {**of_first, "fallbacks": launched},
+        {**of_first, "fallbacks": fallbacks},
         {"captured": 0, "fallbacks": {}, "failures": None},
     ]
 

@@ -1,4 +1,4 @@
-"""What our graphs reserve and take on the GPU, over PyTorch's and over launched calls."""
+"""What our graphs reserve and take on the GPU, over PyTorch's and over calls as KERNELS."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_way_is_the_median_of_its_processes_and_the_sum_of_its_regions() -> No
     assert render(records).splitlines()[-1] == "bert-training graph: killed"
 
 
-def test_a_line_for_each_way_over_pytorch_s_and_over_launched_calls() -> None:
+def test_a_line_for_each_way_over_pytorch_s_and_over_calls_as_kernels() -> None:
     records = [
         record("autoencoder-inference", "reduce-overhead", 4000, 300.0),
         record("autoencoder-inference", "graph", 3000, 210.0),

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.daemon
 
 @pytest.fixture
 def outdated(make_request: Callable[..., RecordRequest]) -> RecordRequest:
-    """One graph that an older policy launched, although GRAPH took half the time, and one without measurements."""
+    """One graph that an older policy ran as KERNELS, although GRAPH took half the time, and one without measurements."""
     request = make_request("a", "b")
     measurements = tuple(
         Measurement(each, 12, time, 1.0, time, 30.0, 0.5)

@@ -86,7 +86,7 @@ def test_a_second_program_knows_the_decision_and_records_again(tmp_path: Path) -
         (1, {"FAILS": "1"}, "it was told to fail"),
     ],
 )
-def test_one_rank_that_refuses_has_all_launch(
+def test_one_rank_that_refuses_has_all_run_kernels(
     tmp_path: Path, refusing: int, setting: dict[str, str], why: str
 ) -> None:
     by_rank = [setting if rank == refusing else {} for rank in range(WORLD)]

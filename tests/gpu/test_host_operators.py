@@ -199,7 +199,7 @@ def test_one_that_is_tagged_runs_at_every_call_in_every_mode(watched: Watched, m
     expect_graphs(watched, captured=2)
 
 
-def test_one_in_a_branch_is_launched_with_its_graph(watched: Watched) -> None:
+def test_one_in_a_branch_runs_as_kernels_with_its_graph(watched: Watched) -> None:
     """Inductor splits nothing within a branch."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
@@ -316,9 +316,9 @@ def test_checkpoints_draw_what_they_draw_without_graphs(relocated: Relocated) ->
 
     captured = masks()
     relocated.expect_all_captured()
-    with relocated.launched():
-        launched = masks()
-    assert all(map(torch.equal, captured, launched))
+    with relocated.as_kernels():
+        of_kernels = masks()
+    assert all(map(torch.equal, captured, of_kernels))
 
 
 def test_checkpoints_beside_a_custom_operator_draw_what_they_should(vouching: None, watched: Watched) -> None:

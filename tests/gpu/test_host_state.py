@@ -77,16 +77,16 @@ def gradients(run: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize(("ahead", "behind"), list(itertools.product([True, False], repeat=2)))
-def test_gradients_are_those_of_the_same_code_launched(
+def test_gradients_are_those_of_the_same_code_as_kernels(
     mixed: Mixed, dropout: float, ahead: bool, behind: bool
 ) -> None:
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        with mixed.launched():
-            launched = gradients(torch.compile(attend(dropout), mode="reduce-overhead", dynamic=False))
+        with mixed.as_kernels():
+            of_kernels = gradients(torch.compile(attend(dropout), mode="reduce-overhead", dynamic=False))
         mixed.relocates = {False: ahead, True: behind}
         found = gradients(torch.compile(attend(dropout), mode="reduce-overhead", dynamic=False))
 
-    for mine, right in zip(found, launched, strict=True):
+    for mine, right in zip(found, of_kernels, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
     assert all(isinstance(each, WithHostState) for each in mixed.made)
     assert mixed.report.counts["captured"] == ahead + behind
@@ -110,11 +110,11 @@ def test_replays_do_not_wait_where_a_wait_is_an_error(mixed: Mixed) -> None:
         return found
 
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
-        with mixed.launched():
-            launched = steps(torch.compile(attend(0.3), mode="reduce-overhead", dynamic=False))
+        with mixed.as_kernels():
+            of_kernels = steps(torch.compile(attend(0.3), mode="reduce-overhead", dynamic=False))
         found = steps(torch.compile(attend(0.3), mode="reduce-overhead", dynamic=False))
 
-    for mine, right in zip(found, launched, strict=True):
+    for mine, right in zip(found, of_kernels, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
     mixed.expect_all_captured()
 
@@ -135,17 +135,17 @@ def attend_within_lengths(dropout: float, begins: torch.Tensor) -> Callable[[tor
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 @pytest.mark.parametrize(("ahead", "behind"), [(True, True), (True, False), (False, True)])
-def test_gradients_of_sequences_of_several_lengths_are_those_of_the_same_code_launched(
+def test_gradients_of_sequences_of_several_lengths_are_those_of_the_same_code_as_kernels(
     mixed: Mixed, dropout: float, ahead: bool, behind: bool
 ) -> None:
     begins = torch.tensor([0, 40, 100, 128], dtype=torch.int32, device="cuda")
     run = attend_within_lengths(dropout, begins)
-    with mixed.launched():
-        launched = gradients(torch.compile(run, mode="reduce-overhead", dynamic=False))
+    with mixed.as_kernels():
+        of_kernels = gradients(torch.compile(run, mode="reduce-overhead", dynamic=False))
     mixed.relocates = {False: ahead, True: behind}
     found = gradients(torch.compile(run, mode="reduce-overhead", dynamic=False))
 
-    for mine, right in zip(found, launched, strict=True):
+    for mine, right in zip(found, of_kernels, strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-4, atol=1e-4)
     assert all(isinstance(each, WithHostState) for each in mixed.made)
     assert mixed.report.counts["captured"] == ahead + behind

@@ -96,10 +96,10 @@ def test_caches_that_cannot_be_copied_are_recorded(
         mine = [each.clone() for each in right]
         free = sum(each.nbytes for each in mine) // 2
         monkeypatch.setattr("pygraphd.client.recording.capture.CudaRecorder.free_bytes", lambda _: free)
-        with relocated.launched():
-            launched = torch.compile(step, mode="reduce-overhead")
+        with relocated.as_kernels():
+            run_kernels = torch.compile(step, mode="reduce-overhead")
             given = [(torch.tensor([each], device="cuda"), torch.randn(4, 8, 1, 128, device="cuda", dtype=torch.bfloat16)) for each in range(8)]  # fmt: skip
-            expected = [launched(right, *each) for each in given]
+            expected = [run_kernels(right, *each) for each in given]
         run = torch.compile(step, mode="reduce-overhead")
         for each, result in zip(given, expected, strict=True):
             assert torch.equal(run(mine, *each), result)

@@ -322,7 +322,7 @@ def test_a_capture_of_the_users_is_stepped_aside_for(watched: Watched) -> None:
 
 
 def test_calls_of_another_thread_are_measured_like_any(watched: Watched) -> None:
-    """Only those that overlap are launched."""
+    """Only those that overlap run as KERNELS."""
     compiled = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead")
     x = torch.randn(100, device=DEVICE)
     with torch.no_grad():
@@ -358,7 +358,7 @@ def test_each_dynamic_size_that_comes_back_is_measured_and_all_are_right(watched
     assert [len(sizes) > 0 for sizes in decided] == [False, True, True]
 
 
-def test_more_dynamic_sizes_than_are_decided_apart_are_launched(
+def test_more_dynamic_sizes_than_are_decided_apart_run_as_kernels(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound = 8

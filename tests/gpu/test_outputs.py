@@ -79,17 +79,17 @@ def gradients(module: torch.nn.Module, run: Callable[..., Any], x: torch.Tensor)
     return [each.grad for each in module.parameters() if each.grad is not None]
 
 
-def test_outputs_look_as_those_of_the_same_code_launched(relocated: Relocated) -> None:
+def test_outputs_look_as_those_of_the_same_code_as_kernels(relocated: Relocated) -> None:
     x = torch.randn(8, 40, device="cuda")
-    with relocated.launched():
+    with relocated.as_kernels():
         outputs = torch.compile(mixed, mode="reduce-overhead")(x)
-        launched, by = told(outputs), changed(outputs)
+        of_kernels, by = told(outputs), changed(outputs)
     run = torch.compile(mixed, mode="reduce-overhead")
 
     kept = [run(x) for _ in range(CALLS)]
 
     for outputs in kept:
-        assert (told(outputs), changed(outputs)) == (launched, by)
+        assert (told(outputs), changed(outputs)) == (of_kernels, by)
         for mine, right in zip(outputs, mixed(x), strict=True):
             torch.testing.assert_close(mine, right)
     fresh = [each.untyped_storage() for outputs in kept for each in outputs[:3]]
@@ -98,18 +98,18 @@ def test_outputs_look_as_those_of_the_same_code_launched(relocated: Relocated) -
     relocated.expect_all_captured()
 
 
-def test_gradients_look_as_those_of_the_same_code_launched(relocated: Relocated) -> None:
+def test_gradients_look_as_those_of_the_same_code_as_kernels(relocated: Relocated) -> None:
     module, x = layers(), torch.randn(8, 40, device="cuda")
-    with relocated.launched():
+    with relocated.as_kernels():
         found = gradients(module, torch.compile(module, mode="reduce-overhead"), x)
-        launched, by = told(found), changed(found)
+        of_kernels, by = told(found), changed(found)
     run = torch.compile(module, mode="reduce-overhead")
 
     for _ in range(CALLS):
         found = gradients(module, run, x)
-        assert (told(found), changed(found)) == (launched, by)
+        assert (told(found), changed(found)) == (of_kernels, by)
 
-    assert len({number for number, *_ in launched}) == len(launched)
+    assert len({number for number, *_ in of_kernels}) == len(of_kernels)
     relocated.expect_all_captured()
 
 

@@ -1,4 +1,4 @@
-"""Random numbers that relocated graphs draw on several streams and in several threads: those that launched ones would draw."""
+"""Random numbers that relocated graphs draw on several streams and in several threads: those that KERNELS would draw."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_two_graphs_on_two_streams_draw_what_they_draw_on_one(
 
     assert all(map(torch.equal, found, expected))
     assert not any(torch.equal(one, other) for one in found for other in found if one is not other)
-    # What is on the stream that does not have its turn is launched, and the rest is not; from torch 2.13 on each has a state of its own.
-    launched = relocated.report.fallbacks[OTHER_STREAM]
-    assert 0 < launched < CALLS if torch_private.graphs_share_random_state() else launched == 0
+    # What is on the stream that does not have its turn runs as KERNELS, and the rest does not; from torch 2.13 on each has a state of its own.
+    as_kernels = relocated.report.fallbacks[OTHER_STREAM]
+    assert 0 < as_kernels < CALLS if torch_private.graphs_share_random_state() else as_kernels == 0
     after = sum(replay.counts.replays for each in relocated.made for replay in each.replays)
     assert after > replays
 

@@ -166,7 +166,7 @@ def test_every_driver_call_may_fail(
     with torch.no_grad():
         compiled(body)(a.clone())
     [region] = relocated.made
-    runnable = region._launch
+    runnable = region._run_kernels
     expected, drawn = three_calls(runnable, a)
     assert (drawn > 0) is (body is changed_and_dropped)
     before = torch.cuda.memory_reserved()
@@ -194,7 +194,9 @@ def test_every_driver_call_may_fail(
     assert torch.cuda.memory_reserved() <= before
 
 
-def test_a_failed_launch_is_launched_plainly(relocated: Relocated, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_whose_launch_failed_runs_as_kernels(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pygraphd.client.backend import driver
 
     monkeypatch.setattr(driver.load(), "launch_address", None)

@@ -91,21 +91,21 @@ def room(size: int) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def recorder_of(launch: Callable[[list[Any]], Any], relocated: Relocated) -> recordings.Recordings:
+def recorder_of(run_kernels: Callable[[list[Any]], Any], relocated: Relocated) -> recordings.Recordings:
     from pygraphd.client.backend import driver
     from pygraphd.client.recording.capture import CudaRecorder
 
-    return recordings.Recordings(launch, CudaRecorder(driver.load(), 0), relocated.report)
+    return recordings.Recordings(run_kernels, CudaRecorder(driver.load(), 0), relocated.report)
 
 
 def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> None:
     """A call of 64 MB and one result: as much as that is left, and then more and more."""
     a = x(16 << 20)
     expected = compiled(lambda a: (a * 2 + 1).sin())(a)
-    launch = relocated.made[0]._launch
+    run_kernels = relocated.made[0]._run_kernels
     before, refusals = reserved(), []
     for left in (80, 144, 208, 272, 336, 1024):
-        run = recorder_of(launch, relocated)
+        run = recorder_of(run_kernels, relocated)
         run([a])
         for _ in range(2):
             with room(left * MB):

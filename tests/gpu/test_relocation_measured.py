@@ -70,7 +70,7 @@ def test_a_forward_is_recorded_beside_a_backward_that_cannot_be(
     def refusing(one: Recordings, slot: SizeSlot, inputs: list[Any]) -> Any:
         if torch._C._current_graph_task_id() != -1:  # autograd has called it
             one._refuse(slot, Refusal("refused for a test", Persistence.PERMANENT))
-            return one._launch(inputs)
+            return one._run_kernels(inputs)
         return record(one, slot, inputs)
 
     monkeypatch.setattr(Recordings, "_record", refusing)

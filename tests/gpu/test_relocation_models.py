@@ -189,8 +189,8 @@ def trained(name: str, optimizer: str) -> Trained:
 @pytest.mark.parametrize("optimizer", LEARNING_RATES)
 @pytest.mark.parametrize("name", MODELS)
 def test_training(relocated: Relocated, name: str, optimizer: str) -> None:
-    """Held against the same code launched: only what adds in another order each time may come out otherwise."""
-    with relocated.launched():
+    """Held against the same code as KERNELS: only what adds in another order each time may come out otherwise."""
+    with relocated.as_kernels():
         plain = trained(name, optimizer)
         torch._dynamo.reset()
         again = trained(name, optimizer)
@@ -208,7 +208,7 @@ def test_training(relocated: Relocated, name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_inference(moved: Moved, name: str) -> None:
-    """Each call is made twice, launched and relocated, on inputs that lie elsewhere each time."""
+    """Each call is made twice, as KERNELS and relocated, on inputs that lie elsewhere each time."""
     torch.manual_seed(0)
     module, loss_of = MODELS[name]()
     run = torch.compile(module.cuda().eval(), mode="reduce-overhead", dynamic=False)

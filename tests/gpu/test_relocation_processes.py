@@ -86,7 +86,7 @@ def test_other_settings_of_the_allocator(tmp_path: Path, settings: str) -> None:
 
 
 def test_make_graphed_callables_around_it(relocated: Relocated) -> None:
-    """The user captures: within, everything is launched, and is right when their graph is replayed."""
+    """The user captures: within, everything runs as KERNELS, and is right when their graph is replayed."""
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)).cuda()
     run = torch.compile(module, mode="reduce-overhead", dynamic=False)

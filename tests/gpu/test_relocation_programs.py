@@ -200,7 +200,7 @@ def test_inputs_that_overlap_only_at_first(relocated: Relocated) -> None:
 def test_training_goes_as_without_graphs(
     relocated: Relocated, optimizer: str, dropout: float, micro_batches: int
 ) -> None:
-    """With dropout too: the random numbers are those that launching draws."""
+    """With dropout too: the random numbers are those that KERNELS draw."""
     plain, mine = network(dropout), network(dropout)
     run = torch.compile(plain, dynamic=False)
     expected = losses(run, list(plain.parameters()), optimizer, micro_batches)
@@ -294,7 +294,7 @@ def test_two_threads(relocated: Relocated) -> None:
     relocated.expect_all_captured()
 
 
-def test_within_a_capture_of_the_users_it_is_launched(relocated: Relocated) -> None:
+def test_within_a_capture_of_the_users_it_runs_as_kernels(relocated: Relocated) -> None:
     run = compiled(affine)
     static = x()
     warm(run, static)
@@ -360,7 +360,7 @@ def test_numbers_are_drawn_from_the_state_that_the_default_generator_has(relocat
         return torch.nn.functional.dropout(x, 0.5)
 
     try:
-        with relocated.launched():
+        with relocated.as_kernels():
             expected, ends = drawn(compiled(dropped))
         run = compiled(dropped)
         warm(run, a)

@@ -1,4 +1,4 @@
-"""Training on relocatable graphs beside the same code launched: in environments of users', with parameters that move, in threads."""
+"""Training on relocatable graphs beside the same code as KERNELS: in environments of users', with parameters that move, in threads."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ ENVIRONMENTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]]
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_gradients_are_those_of_the_same_code_launched(relocated: Relocated, environment: str) -> None:
+def test_gradients_are_those_of_the_same_code_as_kernels(relocated: Relocated, environment: str) -> None:
     plain, mine = network(dropout=0.3), network(dropout=0.3)
     within = ENVIRONMENTS[environment]
-    with within(), relocated.launched():
+    with within(), relocated.as_kernels():
         expected = gradients(plain, compiled(plain))
     assert relocated.made == []
 
@@ -74,12 +74,12 @@ def test_gradients_are_those_of_the_same_code_launched(relocated: Relocated, env
 
 
 @pytest.mark.parametrize("options", [{}, {"profile_memory": True, "record_shapes": True}])
-def test_gradients_under_a_profiler_are_those_of_the_same_code_launched(
+def test_gradients_under_a_profiler_are_those_of_the_same_code_as_kernels(
     relocated: Relocated, options: dict[str, bool]
 ) -> None:
     """Nothing is recorded under one, but recordings are replayed, unless they copy: there has been a profile before they were made."""
     plain, mine = network(dropout=0.3), network(dropout=0.3)
-    with relocated.launched():
+    with relocated.as_kernels():
         expected = gradients(plain, compiled(plain))
     run = compiled(mine)
 
@@ -113,7 +113,7 @@ def stepped_by_hand(module: torch.nn.Module, run: Callable[..., Any], steps: int
 
 def test_an_optimizer_that_replaces_the_storage_of_parameters(relocated: Relocated) -> None:
     plain, mine = network(), network()
-    with relocated.launched():
+    with relocated.as_kernels():
         expected = stepped_by_hand(plain, compiled(plain))
 
     losses = stepped_by_hand(mine, compiled(mine))

@@ -1,6 +1,6 @@
 """A zoo of kernels, every input and output moved at every call, guard zones around them, old memory poisoned.
 
-Each case runs as `moved` has it: the compiled callable is launched for the program, and replayed beside it on copies that lie
+Each case runs as `moved` has it: the compiled callable runs as KERNELS for the program, and is replayed beside it on copies that lie
 elsewhere; both must agree on every output and every input. Names of kernels say that it is the kernel that is meant.
 """
 
@@ -158,7 +158,7 @@ FORWARD: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]], str]
     ),
 }
 IN_ANY_ORDER = {"scatter", "index put"}
-"""What adds by atomic operations, so that two launches may differ, and may not."""
+"""What adds by atomic operations, so that two runs as KERNELS may differ, and may not."""
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -376,7 +376,7 @@ def test_copies_and_memsets(moved: Moved) -> None:
     assert moved.seen.nodes[NodeType.MEMSET] > 1
 
 
-def test_a_copy_of_two_dimensions_is_right_and_not_silently_launched(relocated: Relocated) -> None:
+def test_a_copy_of_two_dimensions_is_right_and_not_silently_run_as_kernels(relocated: Relocated) -> None:
     """The driver is said to refuse to move one once it is in an executable."""
     from tests.support.users_operators import first_columns
 

@@ -97,14 +97,14 @@ OF_TYPES: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
 
 @pytest.mark.parametrize("name", OF_TYPES)
 def test_any_type_and_view_is_compared(relocated: Relocated, name: str) -> None:
-    """With the same code launched: Inductor's own reads a negative view's memory as if it were none."""
+    """With the same code as KERNELS: Inductor's own reads a negative view's memory as if it were none."""
     function, make = OF_TYPES[name]
     every = [make() for _ in range(CALLS)]
-    with relocated.launched():
-        launch = torch.compile(function, mode=MODE, dynamic=False)
-        launched = [launch(given) for given in every]
+    with relocated.as_kernels():
+        run_kernels = torch.compile(function, mode=MODE, dynamic=False)
+        of_kernels = [run_kernels(given) for given in every]
     compiled = torch.compile(function, mode=MODE, dynamic=False)
-    for given, right in zip(every, launched, strict=True):
+    for given, right in zip(every, of_kernels, strict=True):
         found = compiled(given)
         pairs = zip(*((each if isinstance(each, tuple) else (each,)) for each in (found, right)), strict=True)
         for mine, theirs in pairs:
@@ -121,10 +121,10 @@ def affine(x: torch.Tensor) -> torch.Tensor:
     return torch.relu(x @ x) + 1
 
 
-def check_at_once(relocated: Relocated, wrap: Callable[[Any], Any] = lambda launch: launch) -> None:
-    """Have the next call of each recording be checked against `wrap` of the launched callable."""
+def check_at_once(relocated: Relocated, wrap: Callable[[Any], Any] = lambda run_kernels: run_kernels) -> None:
+    """Have the next call of each recording be checked against `wrap` of the callable that runs KERNELS."""
     for each in relocated.made:
-        each._check = ResultCheck(wrap(each._launch), each._recorder, each._report, each.facts, 1e-9)
+        each._check = ResultCheck(wrap(each._run_kernels), each._recorder, each._report, each.facts, 1e-9)
         for replay in each.replays:
             replay.counts.next_check = replay.counts.replays
 

@@ -1,4 +1,4 @@
-"""FFTs on a GPU: lengths whose kernels read tables of a plan are launched, in every call; others are recorded, and right when plans go."""
+"""FFTs on a GPU: lengths whose kernels read tables of a plan run as KERNELS, in every call; others are recorded, and right when plans go."""
 
 from __future__ import annotations
 

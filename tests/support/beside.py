@@ -1,4 +1,4 @@
-"""A compiled callable that runs twice at each call: launched for the program, and relocated on copies that lie elsewhere.
+"""A compiled callable that runs twice at each call: as KERNELS for the program, and relocated on copies that lie elsewhere.
 
 Both must agree bit for bit, unless the callable adds in an order of its own; everything must have moved since the call before.
 """
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from pygraphd.client.recording.recordings import Recordings
     from tests.support.guards import Guarded
 
-LAUNCHES = 8
-"""Launches that are held against another one before it is believed that all are the same."""
+RUNS = 8
+"""Runs as KERNELS that are held against another one before it is believed that all are the same."""
 
 
 class Beside:
-    """Runs `launch` for the program, and `relocatable`, which is made of it, beside it."""
+    """Runs `run_kernels` for the program, and `relocatable`, which is made of it, beside it."""
 
     def __init__(
         self,
-        launch: Callable[[list[Any]], Any],
+        run_kernels: Callable[[list[Any]], Any],
         relocatable: Recordings,
         guarded: Guarded,
         generator: Any,
@@ -36,8 +36,8 @@ class Beside:
         self.relocatable = relocatable
         self.calls = 0
         self.exact = True
-        """Whether they must agree bit for bit if launches do."""
-        self._launch = launch
+        """Whether they must agree bit for bit if runs as KERNELS do."""
+        self._run_kernels = run_kernels
         self._guarded = guarded
         self._generator = generator
         self._places: dict[tuple[str, int], int] = {}
@@ -51,15 +51,15 @@ class Beside:
         outputs = self.relocatable(list(copies))
         ended = self._generator.get_offset()
         self._generator.set_offset(began)
-        launched = self._launch(inputs)
+        of_kernels = self._run_kernels(inputs)
         assert self._generator.get_offset() == ended, "another number of random numbers was drawn"
-        assert len(outputs) == len(launched)
-        right = [*launched, *mine]
-        if self._differs([*outputs, *copies], right, 0.0, len(launched)):
-            self._expect_close([*outputs, *copies], right, len(launched), before, began)
+        assert len(outputs) == len(of_kernels)
+        right = [*of_kernels, *mine]
+        if self._differs([*outputs, *copies], right, 0.0, len(of_kernels)):
+            self._expect_close([*outputs, *copies], right, len(of_kernels), before, began)
         self._expect_moved(copies, outputs, right)
         self._end_call(outputs, storages(right))
-        return launched
+        return of_kernels
 
     def _differs(
         self, mine: Sequence[Any], right: Sequence[Any], tolerance: float, outputs: int
@@ -74,17 +74,17 @@ class Beside:
     ) -> None:
         """Assert that values that differ do so by no more than what adding in another order makes of them."""
         differs = self._differs(mine, right, 0.0, outputs)
-        same = self.exact and self._launches_agree(right, outputs, before, began)
-        assert not same, f"{differs}, and {LAUNCHES} launches agree bit for bit"
+        same = self.exact and self._kernels_agree(right, outputs, before, began)
+        assert not same, f"{differs}, and {RUNS} runs as KERNELS agree bit for bit"
         far = self._differs(mine, right, tolerance_of(right), outputs)
         assert far is None, str(far)
 
-    def _launches_agree(self, right: Sequence[Any], outputs: int, before: Sequence[Any], began: int) -> bool:
-        for _ in range(LAUNCHES):
+    def _kernels_agree(self, right: Sequence[Any], outputs: int, before: Sequence[Any], began: int) -> bool:
+        for _ in range(RUNS):
             copies = self._guarded.copies(before)
             self._generator.set_offset(began)
-            launched = self._launch(list(copies))
-            if self._differs([*launched, *copies], right, 0.0, outputs):
+            of_kernels = self._run_kernels(list(copies))
+            if self._differs([*of_kernels, *copies], right, 0.0, outputs):
                 return False
         return True
 
@@ -115,7 +115,7 @@ class Beside:
         self._old.add([*given, *poisoned(outputs, self._guarded.device, own | guarded)])
 
     def expect_moved_calls(self) -> None:
-        """Assert that all calls were replays but for one that was launched and one or two that were recorded, and moved each time."""
+        """Assert that all calls were replays but for one that ran as KERNELS and one or two that were recorded, and moved each time."""
         for replay in self.relocatable.replays:
             # The trial of the recording is a replay, too.
             counts = replay.counts

@@ -39,7 +39,7 @@ class Compiled:
     """What is read and set of a `CompiledFxGraph` with some partitions; `call` is Inductor's own callable."""
 
     def __init__(self, partitions: int) -> None:
-        self.compiled_fn_runner = SimpleNamespace(partitions=[lambda inputs: "launched"] * partitions)
+        self.compiled_fn_runner = SimpleNamespace(partitions=[lambda inputs: "kernels"] * partitions)
         self.inductor_post_grad_graph_str = "  a = torch.ops.aten.sin.default(b)"
         self.source_code = ""
         self.device_types = {"cuda"}
@@ -119,7 +119,7 @@ class Relocating:
     def __call__(self, inputs: list[Any]) -> str:
         self.calls += 1
         self.refusal = self._will_refuse
-        return "launched" if self.refusal else "relocated"
+        return "kernels" if self.refusal else "relocated"
 
     def empty_cache(self, *, workspaces: bool = False) -> None:
         pass

@@ -226,6 +226,13 @@ CALL(cuStreamIsCapturing, void*, int* status) {
     return state.stream_status < 0 ? kInjected : 0;
 }
 
+CALL(cuStreamCreate, void** stream, unsigned flags) {
+    FAIL_IF_ASKED;
+    if (flags != 1) return kInvalidValue;  // others wait for the default stream
+    *stream = new char;
+    return 0;
+}
+
 // Not counted: it is asked for before what is destroyed, and must not keep that from being destroyed.
 CALL(cuThreadExchangeStreamCaptureMode, int* mode) {
     std::swap(*mode, state.capture_mode);

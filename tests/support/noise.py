@@ -20,12 +20,12 @@ SIZE = 64
 
 
 class Noise:
-    """Adds what is another number each time that kernels run, launched or in a graph."""
+    """Adds what is another number each time that kernels run, as KERNELS or in a graph."""
 
     def __init__(self, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.values = torch.zeros(SIZE)
         self.share = share
-        self.launches = 0
+        self.runs_as_kernels = 0
         self._random = torch.Generator().manual_seed(0)
         launch = Driver.launch
 
@@ -40,8 +40,8 @@ class Noise:
 
     def adding(self, case: Case) -> Callable[[Operations, list[Any]], Any]:
         def body(operations: Operations, inputs: list[Any]) -> Any:
-            if operations is case.recorder.launching:
-                self.launches += 1
+            if operations is case.recorder.as_kernels:
+                self.runs_as_kernels += 1
                 self.shake()
             return (operations.add(inputs[0], self.values),)
 

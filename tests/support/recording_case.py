@@ -62,7 +62,7 @@ class Generator:
         self.offset = offset
 
 
-class Launching:
+class AsKernels:
     """Runs at once, with results in fresh memory."""
 
     def __init__(self, allocator: Allocator, generator: Generator) -> None:
@@ -262,8 +262,8 @@ class HostRecorder:
         self.device = torch.device("cpu")
         self.generator = Generator()
         self.random_numbers = StreamAffinity(emulator.driver, lambda: bool)
-        self.launching = Launching(allocator, self.generator)
-        self.operations: Operations = self.launching
+        self.as_kernels = AsKernels(allocator, self.generator)
+        self.operations: Operations = self.as_kernels
         self.cursors: list[RngCursor] = []
         self.recordings: list[Recording] = []
         self.captures = 0
@@ -295,22 +295,23 @@ class HostRecorder:
     def compiled(self, body: Callable[[Operations, list[Any]], Any]) -> Callable[[list[Any]], Any]:
         """Return a callable as Inductor makes them: it clears its list of inputs."""
 
-        def launch(inputs: list[Any]) -> Any:
+        def run_kernels(inputs: list[Any]) -> Any:
             mine = list(inputs)
             inputs.clear()
             return body(self.operations, mine)
 
-        return launch
+        return run_kernels
 
     def capture(
         self,
-        launch: Callable[[list[Any]], Any],
+        run_kernels: Callable[[list[Any]], Any],
         inputs: list[Any],
         reserves: Sequence[OutputReserve] = (),
         *,
         backing: int = 0,
         addresses: AliasedMemory | None = None,
         is_shifted: bool = False,
+        may_draw: bool = True,
     ) -> Capture:
         self.captures += 1
         self.reserves.append(reserves)
@@ -320,19 +321,19 @@ class HostRecorder:
             raise TransientError(self.refuses)
         state = self._allocator.tensor(torch.zeros(BLOCK // 4))
         base = addresses.free.start if addresses is not None else 0
-        recording = Recording(self._emulator, state, self.launching.comm, base)
+        recording = Recording(self._emulator, state, self.as_kernels.comm, base)
         self.operations = recording
         if is_shifted:
             recording.arena.allocate(1)
             recording.arena.allocations.clear()
         try:
             recording.reserves = ArenaReserves(reserves, recording)
-            outputs = recording.reserves.place(launch(inputs))
+            outputs = recording.reserves.place(run_kernels(inputs))
         except BaseException:
             self.driver.destroy_graph(recording.graph.handle)
             raise
         finally:
-            self.operations = self.launching
+            self.operations = self.as_kernels
         cursor = RngCursor(self.generator, state, recording, self.random_numbers)
         self.cursors.append(cursor)
         self.recordings.append(recording)
@@ -407,7 +408,7 @@ class HostRecorder:
 
     def in_capture(self) -> bool:
         assert self.current_device == 0
-        return self.capturing or self.operations is not self.launching
+        return self.capturing or self.operations is not self.as_kernels
 
     @property
     def conditions(self) -> tuple[tuple[Callable[[], object], object], ...]:
@@ -455,10 +456,10 @@ class Case:
         groups: Any = None,
         scratch: SharedScratch | None = None,
     ) -> Recordings:
-        launch = self.recorder.compiled(body)
+        run_kernels = self.recorder.compiled(body)
         recorder: Any = self.recorder
         more = max_recordings, recheck_s, self._note_wrong, scratch
-        made = attention_host.make_recordings(launch, recorder, self.report, facts, *more, groups=groups)
+        made = attention_host.make_recordings(run_kernels, recorder, self.report, facts, *more, groups=groups)
         self._made.append(made)
         return made
 

@@ -28,13 +28,13 @@ class Relocated:
         self.seen = Seen()
         self.made: list[Recordings] = []
         self._recorders: dict[int, Seeing] = {}
-        self._is_launching = False
+        self._runs_kernels = False
         self.outputs: Iterator[GraphFacts] = iter(())
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:
         """Return what runs in place of `runnable`."""
         outputs = next(self.outputs)
-        if self._is_launching:
+        if self._runs_kernels:
             return runnable
         from pygraphd.client.recording.attention_host import make_recordings
 
@@ -65,18 +65,18 @@ class Relocated:
         torch_private.align_inputs(compiled)
 
     @contextlib.contextmanager
-    def launched(self) -> Iterator[None]:
-        """Have what is compiled within be launched: the very code that relocated graphs are held against."""
+    def as_kernels(self) -> Iterator[None]:
+        """Have what is compiled within run as KERNELS: the very code that relocated graphs are held against."""
         import torch
 
         torch._dynamo.reset()
-        self._is_launching = True
+        self._runs_kernels = True
         yield
-        self._is_launching = False
+        self._runs_kernels = False
         torch._dynamo.reset()
 
     def expect(self, **counts: int) -> None:
-        """Assert the named counters, and that nothing was launched but calls whose sizes were new."""
+        """Assert the named counters, and that nothing ran as KERNELS but calls whose sizes were new."""
         from pygraphd.client.recording.recordings import NOT_YET
 
         assert set(self.report.fallbacks) <= {NOT_YET}, self.report.fallbacks
@@ -93,7 +93,7 @@ class Relocated:
 
 
 class Moved(Relocated):
-    """Runs each call twice: launched for the program, and relocated on copies of its inputs, which lie elsewhere each time.
+    """Runs each call twice: as KERNELS for the program, and relocated on copies of its inputs, which lie elsewhere each time.
 
     All copies and all that a replay allocates lie between guard zones, and are poisoned after the call.
     """
@@ -104,7 +104,7 @@ class Moved(Relocated):
         super().__init__()
         self.guarded = Guarded("cuda")
         self.exact = True
-        """Whether a replay must agree with a launch bit for bit if launches do; to be set before anything is compiled."""
+        """Whether a replay must agree with KERNELS bit for bit if they agree with themselves; to be set before anything is compiled."""
         self.beside: list[Beside] = []
 
     def make(self, runnable: Callable[[list[Any]], Any], device_index: int) -> Callable[[list[Any]], Any]:

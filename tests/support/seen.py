@@ -49,16 +49,23 @@ class Seeing(CudaRecorder):
 
     def capture(
         self,
-        launch: Callable[[list[Any]], Any],
+        run_kernels: Callable[[list[Any]], Any],
         inputs: list[Any],
         reserves: Sequence[OutputReserve] = (),
         *,
         backing: int = 0,
         addresses: AliasedMemory | None = None,
         is_shifted: bool = False,
+        may_draw: bool = True,
     ) -> Capture:
         capture = super().capture(
-            launch, inputs, reserves, backing=backing, addresses=addresses, is_shifted=is_shifted
+            run_kernels,
+            inputs,
+            reserves,
+            backing=backing,
+            addresses=addresses,
+            is_shifted=is_shifted,
+            may_draw=may_draw,
         )
         self._seen.note(self.driver, capture.graph)
         return capture

@@ -75,8 +75,8 @@ def trial_of(
     return PartitionTrial(pending, candidates, told, deploy, warm_up_calls, told)
 
 
-def launch(inputs: list[Any]) -> str:
-    return "launched"
+def run_kernels(inputs: list[Any]) -> str:
+    return "kernels"
 
 
 class Relocating:
@@ -127,11 +127,11 @@ def host() -> Host:
 
 
 def partition_trial(host: Host, warm_up_calls: int = 0, relocate: Relocating | None = None) -> PartitionTrial:
-    ways = Candidates(launch, 0, relocate or Relocating())
+    ways = Candidates(run_kernels, 0, relocate or Relocating())
     return trial_of(host, ways, warm_up_calls=warm_up_calls)
 
 
-LAUNCHED = Measurement(Deployment.KERNELS, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
+OF_KERNELS = Measurement(Deployment.KERNELS, 8, 100.0, 1.0, 80.0, 100.0, 0.0)
 
 
 FAST = Measurement(Deployment.GRAPH, 8, 10.0, 0.1, 10.0, 10.0, 0.0)

@@ -96,7 +96,7 @@ def measure(workload_name: str, way: str, device: torch.device, allocator: Alloc
         "recordings": [*recordings(regions)],
         "device_used": allocator.used(),
         "counts": dict(regions.report.counts),
-        "launched": dict(regions.report.fallbacks),
+        "fallbacks": dict(regions.report.fallbacks),
         "environment": describe(device),
     }
 

@@ -26,6 +26,7 @@ from pygraphd.client.backend.torch_private.inductor import (
 )
 from pygraphd.client.backend.torch_private.library_switches import Condition, are_set, switches
 from pygraphd.client.backend.torch_private.operators import is_mutable, keep_results, lower_as, operator_of
+from pygraphd.client.backend.torch_private.other_threads import device_waits_put_off
 from pygraphd.client.backend.torch_private.partitions import graphs_are_split, split_graphs, split_partitions
 from pygraphd.client.backend.torch_private.passes import (
     FILES, PASS_OPTION, add_pass, current_pass, fake_on, has_frozen_values, is_added, is_for_export, is_for_package, pass_after,

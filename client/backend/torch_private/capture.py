@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pygraphd.client.backend.torch_private.other_threads import StateApart
+
 _UNCACHED = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 """A variable that PyTorch looks for once. Any value counts, also 0."""
 
@@ -97,19 +99,29 @@ Pool = tuple[int, int]
 
 @contextlib.contextmanager
 def capturing(
-    graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator] = ()
+    graph: Any,
+    device_index: int,
+    pool: Pool,
+    generators: Sequence[torch.Generator] = (),
+    *,
+    may_draw: bool = True,
+    spare: Any = None,
 ) -> Iterator[None]:
     """Capture the work on the current stream into `graph`, while this thread allocates from `pool` alone.
 
-    Captured kernels may draw random numbers from `generators` and from the device's own generator. Afterwards the caller has to call
-    `release_pool`. A capture that fails leaves nothing in the allocator.
+    Captured kernels may draw random numbers from `generators` and, if they `may_draw`, from the device's own generator. Afterwards the
+    caller has to call `release_pool`. A capture that fails leaves nothing in the allocator; it may use `spare`, a stream that nothing
+    else does.
     """
     own_pool = torch.cuda.graph_pool_handle()  # the graph needs a pool; nothing is allocated from it
     ended = False
     default: Any = torch.cuda.default_generators[device_index] if generators else None
     begun_with = default.graphsafe_get_state() if default is not None else None
+    is_apart = graphs_share_random_state() and not (may_draw or generators)
+    apart = StateApart(device_index) if is_apart else None
     try:
-        _begin_capture(graph, generators, pool=own_pool)
+        with apart or contextlib.nullcontext():
+            _begin_capture(graph, generators, pool=own_pool)
         try:
             # If several pools match an allocation, the allocator takes the pool that began last.
             torch._C._cuda_beginAllocateCurrentThreadToPool(device_index, pool)
@@ -129,7 +141,9 @@ def capturing(
             # An operator that fails while it draws from another generator leaves that one as the device's default.
             default.graphsafe_set_state(begun_with)
         if not ended:
-            _clean_up_after_capture(graph, device_index, own_pool, generators)
+            _clean_up_after_capture(graph, device_index, own_pool, generators, spare)
+        if apart is not None:
+            apart.settle()
 
 
 def _begin_capture(graph: Any, generators: Sequence[torch.Generator] = (), **options: Any) -> None:
@@ -161,7 +175,7 @@ _failed_captures: list[Any] = []
 
 
 def _clean_up_after_capture(
-    graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator]
+    graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator], spare: Any
 ) -> None:
     """Undo the effects of `capture_begin` that a failed `capture_end` has left."""
     _failed_captures.append(graph)
@@ -172,7 +186,7 @@ def _clean_up_after_capture(
         torch._C._cuda_releasePool(device_index, pool)
     # Up to torch 2.12 generators stay in the state of being captured, and every random number raises. A capture that succeeds
     # resets them.
-    with contextlib.suppress(RuntimeError), torch.cuda.stream(torch.cuda.Stream(device_index)):
+    with contextlib.suppress(RuntimeError), torch.cuda.stream(spare or torch.cuda.Stream(device_index)):
         something = torch.empty(1, device=torch.device("cuda", device_index))
         torch.cuda.synchronize(device_index)
         healing = torch.cuda.CUDAGraph()

@@ -9,7 +9,7 @@ from pygraphd.client.backend import vouched_operators
 from pygraphd.client.backend.torch_private.autograd import donated_inputs, returned_sizes, saved_outputs
 from pygraphd.client.backend.torch_private.inductor import cudagraphs_asked, inductor_config
 from pygraphd.client.backend.torch_private.library_switches import switches_of
-from pygraphd.client.backend.torch_private.operators import host_operators, overloads_in
+from pygraphd.client.backend.torch_private.operators import host_operators, may_draw, overloads_in
 from pygraphd.client.backend.torch_private.partitions import (
     collectives_in,
     is_split_around,
@@ -63,7 +63,7 @@ class CompiledFacts:
     host_operators: tuple[str, ...] = ()
     """The operators that have to run at each call; see `operators.host_operators`."""
     is_repeatable: bool = True
-    """Whether all operators are known to run nothing on the host, so that a further launch is harmless."""
+    """Whether all operators are known to run nothing on the host, so that one more run is harmless."""
     hides_writes: bool = False
     """Whether an operator may write to inputs beside `mutated_inputs`; see `vouched_operators.hides_writes`."""
     is_vouched: bool = True
@@ -90,6 +90,8 @@ class CompiledFacts:
     """The settings of libraries that its kernels depend on at each call; see `library_switches.switches_of`."""
     is_captured_by_others: bool = False
     """Whether the program captures the graph itself; see `partitions.others_capture`."""
+    may_draw: bool = True
+    """Whether its kernels may draw random numbers; see `operators.may_draw`."""
     is_split: bool = False
     """Whether PyGraph has had the graph split, so that no partition calls one of `host_operators`; see `split_graphs`."""
 
@@ -148,6 +150,7 @@ def facts(
         reads_sizes=reads_sizes(code),
         switches=switches_of(code),
         is_captured_by_others=others_capture(),
+        may_draw=may_draw(overloads),
         is_split=is_split,
     )
 

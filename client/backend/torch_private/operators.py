@@ -64,6 +64,25 @@ def _is_unsafe(namespace: str, name: str, overload: str | None) -> bool:
     return torch.Tag.cudagraph_unsafe in getattr(operator, "tags", ())
 
 
+def may_draw(overloads: Iterable[Overload]) -> bool:
+    """Return whether any of the operators may draw random numbers. Attention is taken not to: it draws only with dropout.
+
+    Functions of higher-order operators are printed with the graph, so that their operators are among these.
+    """
+    return any(
+        space != vouched_operators.HIGHER_ORDER and _may_draw(space, name, overload)
+        for space, name, overload in overloads
+    )
+
+
+def _may_draw(namespace: str, name: str, overload: str | None) -> bool:
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    operator = getattr(packet, overload or "default", None)
+    if operator is None or namespace not in vouched_operators.OF_PYTORCH:
+        return True
+    return torch.Tag.nondeterministic_seeded in operator.tags and "attention" not in name
+
+
 def keep_results(operator: Any) -> None:
     """Keep Inductor from reusing the memory of the tensor or list of tensors that an operator returns, which is still read later."""
     lowering: Any = importlib.import_module("torch._inductor.lowering")
@@ -71,10 +90,10 @@ def keep_results(operator: Any) -> None:
     # Each `Placement` asks for this, and backend "pygraph" makes one for each compilation.
     if operator in lowering.lowerings:
         return
-    fallback = lowering.fallback_handler(operator)
+    lower_as_call = lowering.fallback_handler(operator)
 
     def lower(*args: Any, **kwargs: Any) -> Any:
-        results = fallback(*args, **kwargs)
+        results = lower_as_call(*args, **kwargs)
         tensors = results if isinstance(results, list | tuple) else (results,)
         virtualized.V.graph.never_reuse_buffers.update(each.get_name() for each in tensors)
         return results

@@ -47,14 +47,14 @@ class Follower:
 
     def __init__(
         self,
-        launch: Runnable,
+        run_kernels: Runnable,
         ask: Callable[[float], Decision | None],
         deploy: Callable[[Decision], Runnable],
         report: Report,
         clock: Callable[[], float] = time.monotonic,
         lead: Callable[[float], Runnable | None] = _never,
     ) -> None:
-        self._call: Runnable = launch
+        self._call: Runnable = run_kernels
         self._ask = ask
         self._deploy: Callable[[Decision], Runnable] | None = deploy
         self._lead = lead

@@ -3,7 +3,7 @@
 The replay of a verification runs the collectives of its graph once more. On one rank alone it would wait for the others, or be matched
 with a later collective of other ranks. A recording may also send wrong values to other ranks while its own results are right. Two atomic commits keep
 the ranks together: before the first replay, and before any rank serves calls by its recording. At any later call a rank may run KERNELS
-alone, since launched and replayed collectives match.
+alone, since its collectives match those of a replay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STEPS = (("captured", 10.0), ("compared", 30.0))
 """The steps, and the seconds for which a rank waits there for the others. A capture takes up to seconds, a comparison a few more."""
 MORE_DOUBT_S = 120.0
-"""Seconds beyond the time-out of the group. By then c10d has ended the ranks that wait in the launch after their replay."""
+"""Seconds beyond the time-out of the group. By then c10d has ended the ranks that wait in KERNELS, which they run after their replay."""
 FOR_GOOD = "never: "
 """Prefix of a vote against whose reason holds as long as its rank lives."""
 
@@ -31,8 +31,8 @@ class Lockstep:
     """One rank's attempt to record a graph with collectives, together with all ranks of the group of these collectives.
 
     `attempt` is the name of the attempt: the same on all ranks, and unique. `timeout_s` is how long the group waits for a collective. A
-    rank that cannot read the result of the first vote polls for longer than that. Meanwhile it neither replays nor launches, since either
-    could be matched with other collectives of the other ranks.
+    rank that cannot read the result of the first vote polls for longer than that. Meanwhile it neither replays nor runs KERNELS, since
+    either could be matched with other collectives of the other ranks.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Lockstep:
     def ballot(self) -> Ballot:
         """Return this rank's ballot on the next step."""
         name, limit_s = STEPS[self.steps]
-        # Longer than the others may wait for this rank: else its launch could be matched with a replay that still waits.
+        # Longer than the others may wait for this rank: else its collectives could be matched with those of a replay that still waits.
         # At the second vote a rank in doubt keeps KERNELS, which match the replays of others.
         doubt_s = 0.0 if self.steps else self.timeout_s + MORE_DOUBT_S
         key = f"{self._attempt}/{name}"

@@ -28,7 +28,8 @@ def test_any_input_may_be_written_where_that_is_not_known(
     donated: frozenset[int] | None, is_repeatable: bool, hides_writes: bool, written: set[int] | None
 ) -> None:
     compiled: Any = SimpleNamespace(
-        text="", is_inference=True, collectives=(), is_repeatable=is_repeatable, hides_writes=hides_writes, is_vouched=True, is_backward=False, switches=(), saved=frozenset(),
+        text="", is_inference=True, collectives=(), is_repeatable=is_repeatable, hides_writes=hides_writes, is_vouched=True, is_backward=False, switches=(),
+        may_draw=True, saved=frozenset(),
         donated_inputs=donated, mutated_inputs=(0,),
     )  # fmt: skip
 
@@ -52,7 +53,8 @@ def test_outputs_that_depend_on_atomic_sums_are_known_of_each_partition() -> Non
         return (values, embedding_dense_backward)
     """
     compiled: Any = SimpleNamespace(
-        text=text, is_inference=True, collectives=(), is_repeatable=True, hides_writes=False, is_vouched=True, is_backward=False, switches=(), saved=frozenset(),
+        text=text, is_inference=True, collectives=(), is_repeatable=True, hides_writes=False, is_vouched=True, is_backward=False, switches=(),
+        may_draw=True, saved=frozenset(),
         donated_inputs=frozenset(), mutated_inputs=(),
     )  # fmt: skip
 
@@ -75,7 +77,8 @@ def test_overwritten_inputs_are_known_of_each_partition(
         return ()
     """
     compiled: Any = SimpleNamespace(
-        text=text, is_inference=True, collectives=(), is_repeatable=is_repeatable, hides_writes=False, is_vouched=True, is_backward=False, switches=(), saved=frozenset(),
+        text=text, is_inference=True, collectives=(), is_repeatable=is_repeatable, hides_writes=False, is_vouched=True, is_backward=False, switches=(),
+        may_draw=True, saved=frozenset(),
         donated_inputs=frozenset(), mutated_inputs=mutated,
     )  # fmt: skip
 

@@ -92,7 +92,7 @@ class Times:
     def run(self, machine: Machine, way: Deployment, host: float = 1.0, gpu: float = 1.0) -> None:
         """Be called once, by a host and on a GPU that are slower by some factors."""
         if way is KERNELS:
-            machine.launch(self.kernels_us * host, self.gpu_us * gpu)
+            machine.run_kernels(self.kernels_us * host, self.gpu_us * gpu)
         else:
             machine.submit(self.graph_us * host, self.graph_gpu_us * gpu)
 

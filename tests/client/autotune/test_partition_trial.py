@@ -25,7 +25,7 @@ from pygraphd.schema.policy import POLICY_VERSION, only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.trial_host import (
     FAST,
-    LAUNCHED,
+    OF_KERNELS,
     Host,
     Measured,
     Relocating,
@@ -57,10 +57,10 @@ def test_a_transition_that_is_not_in_the_table_is_counted_and_not_made(host: Hos
     assert host.report.failures == {f"measuring: a trial at DEPLOYED cannot go to {state.name}": 1}
 
 
-def test_the_first_calls_are_launched(host: Host) -> None:
+def test_the_first_calls_run_as_kernels(host: Host) -> None:
     one = partition_trial(host)
 
-    assert [one([]) for _ in range(WARM_UP_CALLS)] == ["launched"] * WARM_UP_CALLS
+    assert [one([]) for _ in range(WARM_UP_CALLS)] == ["kernels"] * WARM_UP_CALLS
     assert (one.state, one.pending.calls) == (State.WARM_UP, WARM_UP_CALLS)
 
 
@@ -73,7 +73,7 @@ def test_a_partition_that_was_too_short_before_waits_for_more_calls(host: Host) 
 
 
 @pytest.mark.parametrize("for_ranks", [False, True])
-def test_what_may_be_relocated_is_launched_until_the_helper_is_there_or_all_ranks_have_recorded(
+def test_what_may_be_relocated_runs_as_kernels_until_the_helper_is_there_or_all_ranks_have_recorded(
     host: Host, monkeypatch: pytest.MonkeyPatch, for_ranks: bool
 ) -> None:
     asked = iter(range(100))
@@ -87,7 +87,7 @@ def test_what_may_be_relocated_is_launched_until_the_helper_is_there_or_all_rank
 
     calls = 0
     while one.state is State.WARM_UP:
-        assert one([]) == "launched"
+        assert one([]) == "kernels"
         calls += 1
 
     assert calls == WARM_UP_CALLS + 1 + 20
@@ -96,12 +96,12 @@ def test_what_may_be_relocated_is_launched_until_the_helper_is_there_or_all_rank
 def test_sizes_that_never_come_back_are_never_measured(host: Host) -> None:
     one = partition_trial(host)
     for size in range(200):
-        assert one([size]) == "launched"
+        assert one([size]) == "kernels"
 
     assert one.state is State.WARM_UP
 
 
-def test_of_several_threads_one_begins_and_the_others_are_launched(
+def test_of_several_threads_one_begins_and_the_others_run_as_kernels(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = partition_trial(host)
@@ -127,7 +127,7 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
     for thread in threads:
         thread.join()
 
-    assert results == ["launched"] * 8
+    assert results == ["kernels"] * 8
     assert len(host.results) == 1
     assert host.report.failures == {}
 
@@ -135,25 +135,25 @@ def test_of_several_threads_one_begins_and_the_others_are_launched(
 def test_what_has_come_to_refuse_is_not_chosen(host: Host) -> None:
     one = partition_trial(host, relocate=Relocating("a driver's call failed"))
 
-    assert judged(one, LAUNCHED, FAST)([]) == "launched"
+    assert judged(one, OF_KERNELS, FAST)([]) == "kernels"
 
     (result,) = host.results
     assert result.decision == only_kernels(
         Reason(ReasonCode.CANNOT_BE_RECORDED, "a driver's call failed"), final=False
     )
-    assert result.measurements == (LAUNCHED,)
+    assert result.measurements == (OF_KERNELS,)
 
 
 @pytest.mark.parametrize(("graph_us", "expected"), [(10.0, (1, 0)), (1000.0, (0, 1))])
 def test_what_the_other_deployment_has_kept_is_given_back(
     host: Host, graph_us: float, expected: tuple[int, int]
 ) -> None:
-    """Launching leaves the workspaces of BLAS libraries, tens of megabytes for each thread; a GRAPH leaves its recordings."""
+    """KERNELS leave the workspaces of BLAS libraries, tens of megabytes for each thread; a GRAPH leaves its recordings."""
     relocate = Relocating()
 
     judged(
         partition_trial(host, relocate=relocate),
-        LAUNCHED,
+        OF_KERNELS,
         replace(FAST, median_us=graph_us, host_us=graph_us),
     )
 
@@ -162,14 +162,14 @@ def test_what_the_other_deployment_has_kept_is_given_back(
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("for_good", [True, False])
-def test_what_refuses_is_launched_from_the_next_call_on(host: Host, for_good: bool) -> None:
+def test_what_refuses_runs_as_kernels_from_the_next_call_on(host: Host, for_good: bool) -> None:
     relocate = Relocating()
     one = partition_trial(host, relocate=relocate)
     for _ in range(10):
         one([])
     relocate.refusal, relocate.refused_for_good = "it does not fit", for_good
 
-    assert one([]) == "launched"
+    assert one([]) == "kernels"
 
     (result,) = host.results
     assert result.decision == only_kernels(
@@ -191,14 +191,14 @@ def test_what_was_too_noisy_runs_as_it_was_found_and_is_provisional(host: Host) 
     assert result.measurements == (slow, noisy)
 
 
-def test_a_graph_that_another_process_measures_is_launched_until_its_answer_is_there(host: Host) -> None:
+def test_a_graph_that_another_process_measures_runs_as_kernels_until_its_answer_is_there(host: Host) -> None:
     one = partition_trial(host)
     answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
     host.leases = [LeaseState.OTHERS, LeaseState.OTHERS, LeaseState.OTHERS, answer]
 
     results = [one([]) for _ in range(WARM_UP_CALLS + 5)]
 
-    assert results == ["launched"] * (WARM_UP_CALLS + 3) + ["relocated"] * 2
+    assert results == ["kernels"] * (WARM_UP_CALLS + 3) + ["relocated"] * 2
     assert host.results == [Outcome(answer.decision, adopted=answer)]
     assert host.report.counts == {"waited": 1}
     assert host.report.fallbacks == {WAITING: 2}
@@ -218,7 +218,7 @@ def test_a_graph_that_was_left_to_nobody_is_measured_after_all(host: Host) -> No
     assert states == [State.WAIT, State.MEASURE]
 
 
-def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
+def test_while_it_waits_several_threads_run_as_kernels(host: Host) -> None:
     one = partition_trial(host)
     answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
     host.leases = [LeaseState.OTHERS] * 50 + [answer]
@@ -230,12 +230,12 @@ def test_while_it_waits_several_threads_are_launched(host: Host) -> None:
         thread.join()
 
     assert len(results) == 800
-    assert set(results) == {"launched", "relocated"}
+    assert set(results) == {"kernels", "relocated"}
     assert (one.state, len(host.results)) == (State.DEPLOYED, 1)
     assert host.report.failures == {}
 
 
-def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_ranks_agree_other_threads_run_as_kernels(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     one = partition_trial(host)
     answer = Entry("a" * 64, Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), POLICY_VERSION))
     host.leases = [LeaseState.OTHERS, answer]
@@ -256,7 +256,7 @@ def test_while_ranks_agree_other_threads_are_launched(host: Host, monkeypatch: p
     seen.set()
     thread.join()
 
-    assert meanwhile == ["launched"] * 10
+    assert meanwhile == ["kernels"] * 10
     assert one([]) == "relocated"
     assert host.report.failures == {}
 
@@ -273,12 +273,12 @@ def test_a_decision_that_the_other_ranks_cannot_be_told_is_proposed_again_until_
 
     monkeypatch.setattr(host, "propose", propose)
     relocate = Relocating()
-    one = judged(partition_trial(host, relocate=relocate), LAUNCHED, FAST)
+    one = judged(partition_trial(host, relocate=relocate), OF_KERNELS, FAST)
 
     assert (one.state, host.results) == (State.PROPOSE, [])
     assert one.pending.unfinished_as is not None
     assert one.pending.unfinished_as[0] == UNTOLD  # what is reported if the program ends now
-    assert [one([]) for _ in range(5)] == ["launched"] * 3 + ["relocated"] * 2
+    assert [one([]) for _ in range(5)] == ["kernels"] * 3 + ["relocated"] * 2
     assert one.state is State.DEPLOYED
     assert len(proposed) == 4
     assert [result.decision for result in host.results] == proposed[:1]
@@ -288,7 +288,7 @@ def test_a_decision_that_the_other_ranks_cannot_be_told_is_proposed_again_until_
 
 
 @pytest.mark.parametrize("state", [State.WAIT, State.MEASURE])
-def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
+def test_who_is_interrupted_while_it_is_decided_goes_on_as_kernels(
     host: Host, monkeypatch: pytest.MonkeyPatch, state: State
 ) -> None:
     one = partition_trial(host)
@@ -305,4 +305,4 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_launched(
     with pytest.raises(KeyboardInterrupt):
         one([]) if state is State.WAIT else one._decide(Measured())
 
-    assert [one([]) for _ in range(3)] == ["launched"] * 3
+    assert [one([]) for _ in range(3)] == ["kernels"] * 3

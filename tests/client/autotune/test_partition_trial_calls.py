@@ -41,7 +41,7 @@ def test_two_dozen_calls_lead_to_a_decision(host: Host) -> None:
     assert one([]) == "relocated"
 
     assert {each: before.count(each) for each in before} == {
-        "launched": WARM_UP_CALLS + 2 + SAMPLES,
+        "kernels": WARM_UP_CALLS + 2 + SAMPLES,
         "relocated": RECORDING_CALLS + 1 + SAMPLES,
     }
     assert one.state is State.DEPLOYED
@@ -64,7 +64,7 @@ def test_a_server_with_a_thread_for_each_request_is_measured_too(host: Host) -> 
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(host: Host) -> None:
+def test_a_call_while_another_thread_is_in_a_measured_one_runs_as_kernels(host: Host) -> None:
     seen: list[str] = []
 
     def call_in_another_thread() -> None:
@@ -77,7 +77,7 @@ def test_a_call_while_another_thread_is_in_a_measured_one_is_launched(host: Host
         one([])
 
     assert one([]) == "relocated"
-    assert seen == ["launched"]
+    assert seen == ["kernels"]
     assert host.report.fallbacks == {OTHER_THREAD: 1}
 
 
@@ -97,13 +97,13 @@ def test_calls_of_many_threads_at_once_end_in_one_decision(host: Host) -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_calls_with_other_sizes_are_launched_and_do_not_count(host: Host) -> None:
+def test_calls_with_other_sizes_run_as_kernels_and_do_not_count(host: Host) -> None:
     one = partition_trial(host)
     for _ in range(WARM_UP_CALLS + 2):
         one([3])
     results = []
     while one.state is State.MEASURE:
-        assert one([4]) == "launched"
+        assert one([4]) == "kernels"
         results.append(one([3]))
 
     assert len(results) == ENOUGH - WARM_UP_CALLS - 2
@@ -111,7 +111,7 @@ def test_calls_with_other_sizes_are_launched_and_do_not_count(host: Host) -> Non
 
 
 @pytest.mark.usefixtures("gpu")
-def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
+def test_calls_within_a_capture_of_the_users_run_as_kernels_and_are_not_timed(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = partition_trial(host)
@@ -120,22 +120,22 @@ def test_calls_within_a_capture_of_the_users_are_launched_and_not_timed(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     monkeypatch.setattr(Clock, "start", lambda self, deployment: pytest.fail("an event in the user's graph"))
 
-    assert [one([]) for _ in range(3 * ENOUGH)] == ["launched"] * 3 * ENOUGH
+    assert [one([]) for _ in range(3 * ENOUGH)] == ["kernels"] * 3 * ENOUGH
     assert one.state is State.MEASURE
     assert host.report.failures == {}
 
 
 @pytest.mark.usefixtures("gpu")
-def test_calls_that_a_profiler_watches_are_launched_and_not_timed(host: Host) -> None:
+def test_calls_that_a_profiler_watches_run_as_kernels_and_are_not_timed(host: Host) -> None:
     one, many = partition_trial(host), 3 * ENOUGH
     with profile(activities=[ProfilerActivity.CPU], acc_events=True):
-        assert [one([]) for _ in range(many)] == ["launched"] * many
+        assert [one([]) for _ in range(many)] == ["kernels"] * many
     states = [one.state]
     one([])
     states.append(one.state)
     assert states == [State.WARM_UP, State.MEASURE]
     with profile(activities=[ProfilerActivity.CPU], acc_events=True):
-        assert [one([]) for _ in range(many)] == ["launched"] * many
+        assert [one([]) for _ in range(many)] == ["kernels"] * many
     assert host.report.fallbacks == {PROFILED: many}
 
     for _ in range(ENOUGH):
@@ -145,19 +145,19 @@ def test_calls_that_a_profiler_watches_are_launched_and_not_timed(host: Host) ->
 
 
 @pytest.mark.usefixtures("gpu")
-def test_calls_that_can_be_no_graph_for_now_are_launched_and_not_timed(host: Host) -> None:
+def test_calls_that_can_be_no_graph_for_now_run_as_kernels_and_are_not_timed(host: Host) -> None:
     """As in a dispatch mode of the program: the times of KERNELS would count as those of a GRAPH."""
     relocate, many = Relocating(), 3 * ENOUGH
     one = partition_trial(host, relocate=relocate)
     relocate.not_now = "seen by a mode"
-    assert [one([]) for _ in range(many)] == ["launched"] * many
+    assert [one([]) for _ in range(many)] == ["kernels"] * many
     states = [one.state]
     relocate.not_now = None
     one([])
     states.append(one.state)
     assert states == [State.WARM_UP, State.MEASURE]
     relocate.not_now = "seen by a mode"
-    assert [one([]) for _ in range(many)] == ["launched"] * many
+    assert [one([]) for _ in range(many)] == ["kernels"] * many
     assert host.report.fallbacks == {"seen by a mode": many}
 
     relocate.not_now = None
@@ -181,7 +181,7 @@ def test_an_error_of_ours_is_counted_and_the_call_goes_on(
     one._enter(State.MEASURE)
     one._decide(Measured())
 
-    assert one([]) == "launched"
+    assert one([]) == "kernels"
     assert host.report.failures == {"measuring: ValueError": 1}
     assert host.results[0].decision.reason == FAILED
 
@@ -195,7 +195,9 @@ def test_an_error_of_the_users_is_the_users(host: Host) -> None:
         one([])
 
 
-def test_a_partition_that_was_measured_too_little_is_launched_and_says_how_often_it_ran(host: Host) -> None:
+def test_a_partition_that_was_measured_too_little_runs_as_kernels_and_says_how_often_it_ran(
+    host: Host,
+) -> None:
     one = partition_trial(host)
     one.pending.calls = 17
     few = tuple(
@@ -217,5 +219,5 @@ def test_a_trial_whose_end_cannot_be_told_ends(host: Host, monkeypatch: pytest.M
 
     assert one.state is State.DEPLOYED
     assert host.results[0].decision.reason == FAILED
-    assert results[-1] == "launched"
+    assert results[-1] == "kernels"
     assert host.report.failures == {"measuring: RuntimeError": 2}

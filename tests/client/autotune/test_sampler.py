@@ -97,7 +97,7 @@ def test_the_interval_is_what_a_step_takes_whoever_holds_it_up(
     assert machine.measured().median_us == interval_us
     assert machine.measured().host_us == host_us
     assert machine.measured().span_us == max(host_us, gpu_us), (
-        "what is launched piece by piece ends no sooner than the host"
+        "what is launched kernel by kernel ends no sooner than the host"
     )
 
 

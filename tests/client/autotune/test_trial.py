@@ -53,9 +53,9 @@ class Partition:
         self.machine.submit(RECORDING_US if makes else self.graph_us, self.gpu_us)
         return "graph"
 
-    def launch(self, inputs: list[Any]) -> str:
+    def run_kernels(self, inputs: list[Any]) -> str:
         self.ran.append(KERNELS)
-        self.machine.launch(self.kernels_us, self.gpu_us)
+        self.machine.run_kernels(self.kernels_us, self.gpu_us)
         return "kernels"
 
     def empty_cache(self, *, workspaces: bool = False) -> None:
@@ -74,7 +74,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def trial_of(partition: Partition, only: Deployment | None = None) -> Trial:
-    return Trial(Candidates(partition.launch, 0, partition), lambda action: action(), only)
+    return Trial(Candidates(partition.run_kernels, 0, partition), lambda action: action(), only)
 
 
 def run(partition: Partition, trial: Trial, *, synchronizes: bool = True) -> int:
@@ -232,7 +232,7 @@ def test_what_cannot_be_timed_costs_the_answer_and_not_the_call(
         raise RuntimeError("an error of the driver's")
 
     partition = Partition(machine)
-    trial = Trial(Candidates(partition.launch, 0, partition), guarded)
+    trial = Trial(Candidates(partition.run_kernels, 0, partition), guarded)
     monkeypatch.setattr(machine, "query", fail)
 
     assert [trial.call([]) for _ in range(24)] == [

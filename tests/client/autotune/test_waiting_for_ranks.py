@@ -30,7 +30,7 @@ def trial(case: Case, host: Host, deployed: list[Deployment]) -> PartitionTrial:
         deployed.append(deployment)
         candidates.release_other(deployment)
 
-    return trial_of(host, Candidates(recordings._launch, 0, recordings), deploy)
+    return trial_of(host, Candidates(recordings._run_kernels, 0, recordings), deploy)
 
 
 @pytest.mark.usefixtures("gpu")

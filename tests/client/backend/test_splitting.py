@@ -207,7 +207,7 @@ def test_a_graph_of_pytorchs_operators_stays_whole(seen: Seen) -> None:
 
 
 def test_an_operator_in_a_branch_cannot_be_left_out(seen: Seen) -> None:
-    """Inductor does not split what it calls within a graph: then the whole graph is launched."""
+    """Inductor does not split what it calls within a graph: then the whole graph runs as KERNELS."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: counted(x) @ x, lambda x: x @ x, (x @ x,))

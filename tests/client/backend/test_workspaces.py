@@ -87,7 +87,7 @@ def recorder(events: Events, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
     """Return a recorder of a device that there is not, as far as it gives memory back."""
     made = CudaRecorder.__new__(CudaRecorder)
     made.device, made.driver, made._most_reserved = torch.device("cpu"), emulator.driver, 0
-    made._waits = DeviceWaits(made, threading.Lock())
+    made._waits = DeviceWaits(made, threading.RLock())
     return made
 
 

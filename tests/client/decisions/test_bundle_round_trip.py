@@ -32,7 +32,7 @@ __all__ = ["relocating", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
-LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
+AS_KERNELS, CAPTURED = (["kernels"] * 2, ["kernels"]), (["relocated"] * 2, ["relocated"])
 SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}
 GRAPHS = 3
 
@@ -73,7 +73,7 @@ def counts(told: Runtime, *names: str) -> tuple[Any, ...]:
 def there(session: Runtime, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return another home, where what was decided has come."""
     told, steps = trained(session, ENOUGH)
-    assert (steps[0], steps[-1]) == (LAUNCHED, CAPTURED)
+    assert (steps[0], steps[-1]) == (AS_KERNELS, CAPTURED)
     told.close()
     if way == "artifacts":
         carry(told, tmp_path / "theirs")
@@ -106,7 +106,7 @@ def test_what_does_not_hold_there_is_measured_anew_and_replaced(
     told, steps = trained(at(there), 2 * ENOUGH)
     told.close()
 
-    assert (steps[0], steps[-1]) == (CAPTURED, LAUNCHED)
+    assert (steps[0], steps[-1]) == (CAPTURED, AS_KERNELS)
     assert told.report.fallbacks == {DISPUTED: GRAPHS}
     contents: list[Any] = list(told.cache.bundle.artifacts().values())
     assert [each["entry"]["record"]["decision"]["deployment"] for each in contents] == ["KERNELS"] * GRAPHS
@@ -125,7 +125,7 @@ def test_it_is_not_used_where_the_user_says_so(
 
     told, steps = trained(at(there), ENOUGH)
 
-    assert (steps[0], steps[-1]) == (LAUNCHED, CAPTURED)
+    assert (steps[0], steps[-1]) == (AS_KERNELS, CAPTURED)
     assert counts(told, "hits", "measured") == (0, GRAPHS)
 
 

@@ -29,7 +29,7 @@ __all__ = ["relocating", "session"]  # fixtures
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("patient"), pytest.mark.slow]
 
-LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
+AS_KERNELS, CAPTURED = (["kernels"] * 2, ["kernels"]), (["relocated"] * 2, ["relocated"])
 GRAPHS = 3
 TIMEOUT_S = 120.0
 
@@ -86,7 +86,7 @@ def test_who_waits_for_a_measurer_that_is_killed_measures_itself(
     measurer.kill()
     run_until(session, graphs, "recorded")
 
-    assert waiting == [LAUNCHED] * ENOUGH
+    assert waiting == [AS_KERNELS] * ENOUGH
     assert (before["waited"], before["measured"], before["recorded"]) == (GRAPHS, 0, 0)
     assert before["fallbacks"].keys() == {partition_trial.WAITING}
     after = session.report.summary()
@@ -122,7 +122,7 @@ def test_what_another_process_finds_out_is_taken_up_by_who_waits_while_it_runs(
     assert measurer.answer() == GRAPHS
     run_until(session, graphs, "adopted")
 
-    assert waiting == [LAUNCHED] * ENOUGH
+    assert waiting == [AS_KERNELS] * ENOUGH
     assert run(*graphs, 3) == [CAPTURED] * 3
     counts = session.report.summary()
     assert (counts["waited"], counts["adopted"], counts["measured"], counts["recorded"]) == (3, 3, 0, 0)
@@ -138,7 +138,7 @@ def test_who_does_not_call_any_more_but_lives_is_waited_for(measurer: Measurer, 
     steps = run(*compile_three(session), 3 * ENOUGH)
 
     assert measurer.process.is_alive()
-    assert steps == [LAUNCHED] * 3 * ENOUGH
+    assert steps == [AS_KERNELS] * 3 * ENOUGH
     assert (session.report.counts["waited"], session.report.counts["measured"]) == (GRAPHS, 0)
 
 

@@ -45,7 +45,7 @@ __all__ = ["relocating", "session"]  # fixtures
 
 pytestmark = [pytest.mark.torch, pytest.mark.daemon, pytest.mark.usefixtures("patient"), pytest.mark.slow]
 
-LAUNCHED, CAPTURED = (["launched"] * 2, ["launched"]), (["relocated"] * 2, ["relocated"])
+AS_KERNELS, CAPTURED = (["kernels"] * 2, ["kernels"]), (["relocated"] * 2, ["relocated"])
 SLOW = {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0}
 GRAPHS = 3
 OTHER_UID = 12345
@@ -180,7 +180,7 @@ def test_what_another_has_decided_is_not_used_where_only_our_own_is_trusted(
     told, steps = trained(session, ENOUGH)
     again, steps_again = trained(session, 3)
 
-    assert (steps[0], steps[-1]) == (LAUNCHED, CAPTURED)
+    assert (steps[0], steps[-1]) == (AS_KERNELS, CAPTURED)
     assert counts(told, "hits", "misses", "measured", "recorded") == (0, GRAPHS, GRAPHS, GRAPHS)
     assert counts(told, "validated", "adopted", "waited") == (0, 0, 0)
     assert sources(told) == {("GRAPH", "measured")}
@@ -200,11 +200,11 @@ def test_what_another_has_decided_and_does_not_hold_is_measured_anew(
     told, steps = trained(session, 2 * ENOUGH)
     again, steps_again = trained(session, ENOUGH)
 
-    assert (steps[0], steps[-1]) == (CAPTURED, LAUNCHED)
+    assert (steps[0], steps[-1]) == (CAPTURED, AS_KERNELS)
     assert counts(told, "hits", "validated", "disputed", "measured", "recorded") == (GRAPHS,) * 5
     assert told.report.fallbacks == {DISPUTED: GRAPHS}
     assert counts(again, "hits", "validated", "measured") == (GRAPHS, 0, 0)
-    assert steps_again == [LAUNCHED] * ENOUGH
+    assert steps_again == [AS_KERNELS] * ENOUGH
     assert told.report.failures == again.report.failures == {}
     assert stats(foreign)["entries"] == GRAPHS
 
@@ -223,7 +223,7 @@ def test_a_slower_gpu_is_seen_behind_a_host_that_is_as_quick(
 
     told, steps = trained(session, 2 * ENOUGH)
 
-    assert (steps[0], steps[-1]) == (CAPTURED, LAUNCHED if disputed else CAPTURED)
+    assert (steps[0], steps[-1]) == (CAPTURED, AS_KERNELS if disputed else CAPTURED)
     assert counts(told, "hits", "validated", "disputed") == (GRAPHS, GRAPHS, disputed)
     assert told.report.failures == {}
 
@@ -252,7 +252,7 @@ def test_the_daemon_of_another_user_is_none(
             process.kill()
             theirs.close()
 
-    assert (steps[0], steps[-1]) == (LAUNCHED, CAPTURED)
+    assert (steps[0], steps[-1]) == (AS_KERNELS, CAPTURED)
     assert counts(told, "hits", "measured") == (0, GRAPHS)
     (reason,) = (each for each in told.report.failures if each.startswith("daemon"))
     assert f"belongs to uid {OTHER_UID}, not to you (0); set PYGRAPHD_HOME to a folder of yours" in reason
@@ -320,11 +320,11 @@ def test_what_is_refreshed_is_measured_anew_whoever_knows_it(
         anew, steps = trained(session, ENOUGH)
 
     again, steps_again = trained(session, 3)
-    assert (steps[0], steps[-1]) == (LAUNCHED, LAUNCHED)
+    assert (steps[0], steps[-1]) == (AS_KERNELS, AS_KERNELS)
     assert counts(anew, "hits", "misses", "measured", "recorded") == (0, GRAPHS, GRAPHS, GRAPHS)
     assert counts(anew, "validated", "adopted", "waited") == (0, 0, 0)
     assert sources(anew) == {("KERNELS", "measured")}
-    assert (counts(again, "hits", "validated"), steps_again) == ((GRAPHS, 0), [LAUNCHED] * 3)
+    assert (counts(again, "hits", "validated"), steps_again) == ((GRAPHS, 0), [AS_KERNELS] * 3)
     assert anew.report.failures == again.report.failures == {}
 
 
@@ -343,7 +343,7 @@ def test_what_is_refreshed_where_the_cache_is_only_read_replaces_nothing(
         anew, steps = trained(session, ENOUGH)
 
     again, steps_again = trained(session, 3)
-    assert steps[-1] == LAUNCHED
+    assert steps[-1] == AS_KERNELS
     assert counts(anew, "hits", "measured", "recorded", "withheld") == (0, GRAPHS, 0, GRAPHS)
     assert (counts(again, "hits"), steps_again) == ((GRAPHS,), [CAPTURED] * 3)
     assert stats(home)["records"] == before["records"]

@@ -61,7 +61,7 @@ def test_all_parts_are_decided_and_what_measured_is_gone(
 
     results = run(forward, backward)
 
-    assert results[0] == (["launched"] * 3, ["launched"] * 2)
+    assert results[0] == (["kernels"] * 3, ["kernels"] * 2)
     assert results[-1] == (["relocated"] * 3, ["relocated"] * 2)
     slots = forward.compiled_fn_runner.partitions + backward.compiled_fn_runner.partitions
     assert [slot.run for slot in slots] == relocating
@@ -72,7 +72,7 @@ def test_all_parts_are_decided_and_what_measured_is_gone(
 
 
 @pytest.mark.parametrize("refusing", [{0}, {1}, {2}, {0, 1, 2}], ids=str)
-def test_a_part_that_refuses_is_launched_and_holds_nobody_up(
+def test_a_part_that_refuses_runs_as_kernels_and_holds_nobody_up(
     session: Runtime, relocating: list[Relocating], refusing: set[int]
 ) -> None:
     REFUSING.update(refusing)
@@ -84,18 +84,18 @@ def test_a_part_that_refuses_is_launched_and_holds_nobody_up(
 
     assert session.report.counts["measured"] == 3 - len(refusing)
     for index, result in enumerate([*ahead, *behind]):
-        assert result == ("launched" if index in refusing else "relocated")
+        assert result == ("kernels" if index in refusing else "relocated")
         assert relocating[index].closed is (index in refusing)
         assert (relocating[index].calls == 1) is (index in refusing)
 
 
 @pytest.mark.usefixtures("default_mode")
-def test_a_whole_graph_is_relocated_or_launched(session: Runtime) -> None:
+def test_a_whole_graph_is_relocated_or_runs_as_kernels(session: Runtime) -> None:
     forward, backward = compile_whole_pair(session)
 
     results = run(forward, backward)
 
-    assert {str(ahead) for ahead, _ in results} == {"['launched']", "relocated"}
+    assert {str(ahead) for ahead, _ in results} == {"['kernels']", "relocated"}
     assert results[-1] == ("relocated", "relocated")
     assert session.report.summary()["deployed"] == {"KERNELS": 0, "GRAPH": 2}
     second = Runtime(session.locations)
@@ -104,18 +104,18 @@ def test_a_whole_graph_is_relocated_or_launched(session: Runtime) -> None:
 
 
 @pytest.mark.usefixtures("default_mode")
-def test_a_whole_graph_that_refuses_is_launched(session: Runtime, relocating: list[Relocating]) -> None:
+def test_a_whole_graph_that_refuses_runs_as_kernels(session: Runtime, relocating: list[Relocating]) -> None:
     REFUSING.update({0, 1})
 
     results = run(*compile_whole_pair(session))
 
-    assert results[-1] == (["launched"], ["launched"])
+    assert results[-1] == (["kernels"], ["kernels"])
     assert session.report.summary()["deployed"] == {"KERNELS": 2, "GRAPH": 0}
     assert [each.calls for each in relocating] == [1, 1]
     reason = "it cannot be recorded: verification: output 0 differs"
     assert session.report.summary()["reasons"] == {reason: 2}
     second = Runtime(session.locations)
-    assert run(*compile_whole_pair(second), 1) == [(["launched"], ["launched"])]
+    assert run(*compile_whole_pair(second), 1) == [(["kernels"], ["kernels"])]
     counts = second.report.counts
     assert (counts["hits"], counts["measured"], len(relocating)) == (2, 0, 4)
     assert [each.calls for each in relocating[2:]] == [0, 0]
@@ -137,7 +137,7 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
     second = Runtime(session.locations)
     forward, backward = compile_two(second)
     assert "relocated" in str(run(forward, backward, 5)[-1]), (
-        "tried at once, and not after as many calls as were launched before"
+        "tried at once, and not after as many calls as ran as KERNELS before"
     )
 
 
@@ -151,7 +151,7 @@ def test_what_is_refused_in_one_process_alone_is_tried_again_by_the_next(
     ],
     ids=["a part on the CPU", "two devices", "captured differently"],
 )
-def test_a_graph_that_a_recording_would_not_hold_is_launched(
+def test_a_graph_that_a_recording_would_not_hold_runs_as_kernels(
     session: Runtime, relocating: list[Relocating], facts: dict[str, Any], reason: str
 ) -> None:
     compiled = compile_whole(session, backward=False, box=BoxedDeviceIndex(None), **facts)
@@ -165,13 +165,13 @@ def test_a_graph_that_a_recording_would_not_hold_is_launched(
     assert (second.report.counts["hits"], second.report.counts["spooled"]) == (1, 0)
 
 
-def test_attention_whose_state_is_not_known_is_launched_and_so_is_nothing_else(session: Runtime) -> None:
+def test_attention_whose_state_is_not_known_runs_as_kernels_and_nothing_else_does(session: Runtime) -> None:
     """Captured, it would leave its random numbers on the GPU, and its backward would look for them on the CPU."""
     box = BoxedDeviceIndex(0)
     forward = compile_once(session, 1, backward=False, box=box, text=UNKNOWN_STATE)
     backward = compile_once(session, 1, backward=True, box=box)
 
-    assert run(forward, backward)[-1] == (["launched"], ["relocated"])
+    assert run(forward, backward)[-1] == (["kernels"], ["relocated"])
     assert session.report.summary()["reasons"][ReasonCode.RANDOM_STATE_UNKNOWN.text] == 1
 
 
@@ -262,7 +262,7 @@ def test_collectives_that_cannot_be_captured_are_left_to_pytorch_where_it_makes_
 
 
 def test_a_backward_whose_forward_may_have_run_in_trees_is_left_to_them(session: Runtime) -> None:
-    """They know nothing of a backward that is launched, and take the next forward for one of the same step."""
+    """They know nothing of a backward that runs as KERNELS, and take the next forward for one of the same step."""
     box = BoxedDeviceIndex(0)
 
     assert planned(session, backward=True, box=box) is None
@@ -310,20 +310,22 @@ def test_graphs_for_which_the_program_has_a_policy_are_left_to_it(session: Runti
     assert session.report.summary()["left_to_torch"] == {CAPTURED_BY_OTHERS: 1}
 
 
-def test_a_partition_that_cannot_be_wrapped_is_launched_and_not_left_to_trees(session: Runtime) -> None:
+def test_a_partition_that_cannot_be_wrapped_runs_as_kernels_and_is_not_left_to_trees(
+    session: Runtime,
+) -> None:
     """They would see one part of a step alone."""
     hook = Hook()
     hook.runtime = session
     hook._local.graph = SimpleNamespace(cudagraphify=lambda *_: 1 / 0)
 
-    run = hook._around_cudagraphify(lambda *_, **__: pytest.fail("it was handed on"), launched, {})
+    run = hook._around_cudagraphify(lambda *_, **__: pytest.fail("it was handed on"), run_kernels, {})
 
-    assert run is launched
+    assert run is run_kernels
     assert session.report.failures == {"wrapping a partition: ZeroDivisionError: division by zero": 1}
 
 
-def launched(inputs: list[Any]) -> str:
-    return "launched"
+def run_kernels(inputs: list[Any]) -> str:
+    return "kernels"
 
 
 def in_a_thread(action: Callable[[], Any]) -> Any:

@@ -65,7 +65,7 @@ def run_as(session: Runtime, forward: str = FORWARD, backward: str = BACKWARD) -
 def test_it_is_measured(session: Runtime, relocating: list[Relocating]) -> None:
     results = run_as(session)
 
-    assert {ahead[0] for ahead, _ in results} == {"launched", "relocated"}
+    assert {ahead[0] for ahead, _ in results} == {"kernels", "relocated"}
     assert results[-1] == (["relocated"], ["relocated"])
     assert session.report.counts["measured"] == 2
     second = Runtime(session.locations)
@@ -73,31 +73,31 @@ def test_it_is_measured(session: Runtime, relocating: list[Relocating]) -> None:
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
 
 
-def test_where_it_loses_it_is_launched(
+def test_where_it_loses_it_runs_as_kernels(
     session: Runtime, relocating: list[Relocating], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Clock, "times_us", {Deployment.KERNELS: 20.0, Deployment.GRAPH: 40.0})
 
-    assert run_as(session)[-1] == (["launched"], ["launched"])
+    assert run_as(session)[-1] == (["kernels"], ["kernels"])
 
 
-def test_a_forward_that_is_not_understood_is_launched_beside_a_backward_that_is(
+def test_a_forward_that_is_not_understood_runs_as_kernels_beside_a_backward_that_is(
     session: Runtime, relocating: list[Relocating]
 ) -> None:
     results = run_as(session, STRANGE_FORWARD)
 
-    assert {ahead[0] for ahead, _ in results} == {"launched"}
-    assert results[-1] == (["launched"], ["relocated"])
+    assert {ahead[0] for ahead, _ in results} == {"kernels"}
+    assert results[-1] == (["kernels"], ["relocated"])
     assert len(relocating) == 1
 
 
-def test_a_backward_that_is_not_understood_is_launched_beside_a_forward_that_is(
+def test_a_backward_that_is_not_understood_runs_as_kernels_beside_a_forward_that_is(
     session: Runtime, relocating: list[Relocating]
 ) -> None:
     results = run_as(session, backward=STRANGE_BACKWARD)
 
-    assert {behind[0] for _, behind in results} == {"launched"}
-    assert results[-1] == (["relocated"], ["launched"])
+    assert {behind[0] for _, behind in results} == {"kernels"}
+    assert results[-1] == (["relocated"], ["kernels"])
     assert len(relocating) == 1
 
 

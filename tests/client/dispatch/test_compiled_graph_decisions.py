@@ -67,7 +67,7 @@ def test_what_a_result_check_has_found_is_marked_for_the_programs_after_this_one
     relocating[0].note_wrong((), wrong)
 
     second = Runtime(session.locations)
-    assert run(*compile_pair(second), 3) == [(["launched"], ["relocated"])] * 3
+    assert run(*compile_pair(second), 3) == [(["kernels"], ["relocated"])] * 3
     reasons = [(each["deployment"], each["reason"]["code"]) for each in second.report.summary()["decisions"]]
     assert ("KERNELS", "results_differ") in reasons
     assert (second.report.counts["hits"], second.report.counts["measured"]) == (2, 0)
@@ -114,7 +114,7 @@ def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
     finally:
         home.close()
 
-    assert waiting == [(["launched"] * 2, ["launched"])] * ENOUGH
+    assert waiting == [(["kernels"] * 2, ["kernels"])] * ENOUGH
     assert told[-1] == (["relocated"] * 2, ["relocated"])
     counts = second.report.counts
     assert (first.report.counts["measured"], first.report.counts["waited"]) == (3, 0)
@@ -181,7 +181,7 @@ def test_a_decision_from_elsewhere_that_does_not_hold_is_measured_anew(
 
     told, steps = trained(session, 2 * ENOUGH)
 
-    runs = "relocated" if graph_us < 100 else "launched"
+    runs = "relocated" if graph_us < 100 else "kernels"
     assert (steps[0], steps[-1]) == ((["relocated"] * 2, ["relocated"]), ([runs] * 2, [runs]))
     counts = told.report.counts
     assert (counts["validated"], counts["disputed"], counts["measured"], counts["spooled"]) == (3, 3, 3, 3)
@@ -202,7 +202,7 @@ def test_what_was_checked_and_measured_anew_is_gone_from_a_graph_in_one_piece(
         plan = each.compiled_graph(compiled, kwargs)
         assert plan is not None
         ways = {"device_index": 0, "is_backward": False}
-        slot = compiled.current_callable = plan.cudagraphify(lambda inputs: "launched", ways)
+        slot = compiled.current_callable = plan.cudagraphify(lambda inputs: "kernels", ways)
         plan.complete(compiled)
         return compiled, slot
 

@@ -58,7 +58,7 @@ def test_each_part_is_decided_by_itself(session: Runtime, relocating: list[Reloc
 
 
 @pytest.mark.parametrize("how", ["whole", "within a part"])
-def test_a_graph_that_cannot_be_split_around_it_is_launched_and_says_why(
+def test_a_graph_that_cannot_be_split_around_it_runs_as_kernels_and_says_why(
     session: Runtime, relocating: list[Relocating], how: str
 ) -> None:
     if how == "whole":
@@ -66,7 +66,7 @@ def test_a_graph_that_cannot_be_split_around_it_is_launched_and_says_why(
     else:
         compiled = compile_split(session, WITHIN)
 
-    assert {str(each) for each in run_alone(compiled)} == {"launched"}
+    assert {str(each) for each in run_alone(compiled)} == {"kernels"}
     assert relocating == []
     summary = session.report.summary()
     assert summary["reasons"] == {str(Reason(ReasonCode.CUSTOM_OPERATORS, "mine::op")): 1}
@@ -84,7 +84,7 @@ def test_who_vouches_later_is_not_held_to_what_was_said_before(
     assert run_alone(compile_whole(vouching, backward=False, box=None, **whole)) == "relocated"
     monkeypatch.delenv(settings.GRAPH_OPS)
     careful = Runtime(session.locations)
-    assert run_alone(compile_whole(careful, backward=False, box=None, **whole)) == ["launched"]
+    assert run_alone(compile_whole(careful, backward=False, box=None, **whole)) == ["kernels"]
 
 
 @pytest.mark.parametrize("source", [BETWEEN, WITHIN])
@@ -105,7 +105,7 @@ def test_a_partition_that_calls_an_operator_is_not_recorded_in_modes_with_cuda_g
         slots[:] = [plan.cudagraphify(each, {"device_index": 0, "is_backward": False}) for each in slots]
         plan.complete(compiled)
 
-    assert run_alone(compiled) == (["relocated"] if source == BETWEEN else ["launched"])
+    assert run_alone(compiled) == (["relocated"] if source == BETWEEN else ["kernels"])
     assert len(relocating) == (source == BETWEEN)
     if source == WITHIN:
         assert session.report.summary()["reasons"] == {
@@ -134,7 +134,7 @@ def test_a_graph_that_acts_on_streams_is_not_recorded(
         assert plan is not None
         plan.complete(compiled)
 
-    assert {str(each) for each in run_alone(compiled)} == {"launched"}
+    assert {str(each) for each in run_alone(compiled)} == {"kernels"}
     assert relocating == []
     (reason,) = session.report.summary()["reasons"]
     assert "streams::wait_event" in reason
@@ -160,7 +160,7 @@ def test_a_graph_that_reads_a_size_off_a_tensor_is_not_recorded(
     """As the backward of a jagged tensor: no integer among the inputs tells its sizes, and a recording would serve them all."""
     compiled = compile_whole(session, backward=False, box=None, source_code=SIZES)
 
-    assert run_alone(compiled) == ["launched"]
+    assert run_alone(compiled) == ["kernels"]
     assert relocating == []
     assert session.report.summary()["reasons"] == {
         str(Reason(ReasonCode.CANNOT_BE_RECORDED, SIZES_OF_TENSORS)): 1

@@ -108,7 +108,7 @@ def pair(session: Runtime, parts: int = 1, text: str | None = None) -> tuple[Com
 def test_one_rank_measures_and_the_other_follows(ranks: list[Runtime]) -> None:
     leader, other = ranks
     measured, followed = pair(leader, 2), pair(other, 2)
-    assert run(*followed, 5) == [(["launched"] * 2, ["launched"])] * 5
+    assert run(*followed, 5) == [(["kernels"] * 2, ["kernels"])] * 5
 
     assert run(*measured)[-1] == (["relocated"] * 2, ["relocated"])
     steps = wait_for(other, followed)
@@ -127,7 +127,7 @@ def test_with_collectives_the_other_ranks_run_graphs_while_one_measures(
     ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or its own GRAPH would take as long as their KERNELS."""
-    monkeypatch.setattr(Relocating, "kernels", staticmethod(lambda _: "launched"))
+    monkeypatch.setattr(Relocating, "kernels", staticmethod(lambda _: "kernels"))
     leader, other = ranks
     measured, followed = pair(leader), pair(other)
 
@@ -199,7 +199,7 @@ def test_a_decision_from_elsewhere_is_everybodys_at_once_and_checked_by_the_rank
     disputed = 0 if holds else 2
     assert (counts["validated"], counts["disputed"], counts["measured"]) == (2, disputed, disputed)
     assert other.report.counts["validated"] == 0
-    ways = "relocated" if holds else "launched"
+    ways = "relocated" if holds else "kernels"
     assert run(*pair(Runtime(leader.locations)), 3)[-1] == ([ways], [ways])  # the next program knows
 
 
@@ -246,7 +246,7 @@ def test_a_backward_that_the_leader_does_not_have_is_measured_by_one_of_the_othe
 
     steps = wait_for(other, (forwards[0], backwards[0]))
 
-    assert [backward for _, (backward,) in steps[:UNLED_CALLS]] == ["launched"] * UNLED_CALLS
+    assert [backward for _, (backward,) in steps[:UNLED_CALLS]] == ["kernels"] * UNLED_CALLS
     assert steps[-1] == (["relocated"], ["relocated"])
     assert wait_for(third, (forwards[1], backwards[1]))[-1] == (["relocated"], ["relocated"])
     measurements = [session.report.counts["measured"] for session in (leader, other, third)]
@@ -259,7 +259,7 @@ def test_what_a_leader_finds_out_in_a_pause_of_the_store_is_everybodys_after_it(
     leader, other = ranks
     measured, followed = pair(leader), pair(other)
     store.fails = ""
-    assert run(*measured, 2 * ENOUGH)[-1] == run(*followed, 5)[-1] == (["launched"], ["launched"])
+    assert run(*measured, 2 * ENOUGH)[-1] == run(*followed, 5)[-1] == (["kernels"], ["kernels"])
     assert leader.decisions._pending
     store.fails = None
 
@@ -275,7 +275,7 @@ def test_what_a_leader_has_measured_is_kept_if_the_store_never_comes_back(
     leader, _ = ranks
     measured = pair(leader)
     store.fails = "decided"
-    assert run(*measured, 2 * ENOUGH)[-1] == (["launched"], ["launched"])
+    assert run(*measured, 2 * ENOUGH)[-1] == (["kernels"], ["kernels"])
 
     leader.close()
 
@@ -291,7 +291,7 @@ def test_what_a_leader_knows_in_a_pause_of_the_store_is_everybodys_after_it(
     run(*pair(Runtime(leader.locations)))
     store.fails = "decided"
     known, followed = pair(leader), pair(other)
-    assert run(*known, 5)[-1] == run(*followed, 5)[-1] == (["launched"], ["launched"])
+    assert run(*known, 5)[-1] == run(*followed, 5)[-1] == (["kernels"], ["kernels"])
     store.fails = None
 
     assert wait_for(leader, known)[-1] == (["relocated"], ["relocated"])
@@ -299,14 +299,14 @@ def test_what_a_leader_knows_in_a_pause_of_the_store_is_everybodys_after_it(
     assert (leader.report.counts["measured"], other.report.counts["measured"]) == (0, 0)
 
 
-def test_a_leader_that_comes_too_late_launches_like_the_others_and_keeps_what_it_found(
+def test_a_leader_that_comes_too_late_runs_kernels_like_the_others_and_keeps_what_it_found(
     ranks: list[Runtime], tmp_path: Path
 ) -> None:
     leader, other = sessions(tmp_path, wait_limit_s=0.0)
     measured, followed = pair(leader), pair(other)
 
     run(*followed, 5)
-    assert run(*measured)[-1] == (["launched"], ["launched"])
+    assert run(*measured)[-1] == (["kernels"], ["kernels"])
 
     reasons = {"ranks: no decision within 0 s": 2}
     assert leader.report.summary()["reasons"] == other.report.summary()["reasons"] == reasons
@@ -323,13 +323,13 @@ def test_a_backward_is_decided_whatever_its_forward_runs_as(ranks: list[Runtime]
     role = other.groups.agreement().role(digest, [digest], fingerprint.environment(0).digest())
     role.propose(digest, rules.only_kernels(ReasonCode.OTHER, "too late"))
 
-    assert run(*measured)[-1] == (["launched"], ["relocated"])
+    assert run(*measured)[-1] == (["kernels"], ["relocated"])
 
     assert leader.report.summary()["reasons"] == {"too late": 1, ReasonCode.SAVES_HOST_TIME.text: 1}
     assert run(*pair(Runtime(leader.locations)), 1) == [(["relocated"], ["relocated"])]
 
 
-def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Runtime]) -> None:
+def test_a_rank_that_cannot_capture_has_all_run_kernels(ranks: list[Runtime]) -> None:
     leader, other = ranks
     compile_whole(
         other,
@@ -340,14 +340,14 @@ def test_a_rank_that_cannot_capture_has_all_launch(ranks: list[Runtime]) -> None
     )
     forward = compile_once(leader, 1, backward=False, box=None)
 
-    assert run(forward, forward)[-1] == (["launched"], ["launched"])
+    assert run(forward, forward)[-1] == (["kernels"], ["kernels"])
 
     assert other.report.counts["led"] == 1
     assert leader.report.summary()["deployed"] == {"KERNELS": 1, "GRAPH": 0}
     assert leader.report.summary()["reasons"] == other.report.summary()["reasons"]
 
 
-def test_a_rank_that_cannot_have_what_is_decided_launches_it_and_says_so(ranks: list[Runtime]) -> None:
+def test_a_rank_that_cannot_have_what_is_decided_runs_as_kernels_and_says_so(ranks: list[Runtime]) -> None:
     leader, other = ranks
     forward = compile_once(leader, 1, backward=False, box=None)
     run(forward, forward)
@@ -400,7 +400,7 @@ def test_graphs_of_before_the_group_stay_this_ranks_own(
     other.groups = group
     with monkeypatch.context() as here:
         here.setattr(Clock, "times_us", {Deployment.KERNELS: 50.0, Deployment.GRAPH: 100.0})
-        assert run(*pair(leader))[-1] == (["launched"], ["launched"])
+        assert run(*pair(leader))[-1] == (["kernels"], ["kernels"])
 
     assert run(*own)[-1] == (["relocated"], ["relocated"])
     assert (other.report.counts["followed"], other.report.counts["measured"]) == (0, 2)

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.torch
 
 TEXT = 'def forward(self, arg0_1: "Sym(s77)", arg1_1):\n  a = torch.ops.aten.sin.default(b)'
 GRAPH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 50.0}
-LAUNCH_WINS = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 150.0}
+KERNELS_WIN = {Deployment.KERNELS: 100.0, Deployment.GRAPH: 150.0}
 Pair = tuple[Compiled, Compiled]
 
 
@@ -51,7 +51,7 @@ class Program:
     """Trains a forward and its backward at some sizes; `forward` and `backward` say what costs how much at which."""
 
     def __init__(self, session: Runtime, pair: Pair | None = None) -> None:
-        self.forward: dict[int, Mapping[Deployment, float]] = {8: GRAPH_WINS, 16: LAUNCH_WINS}
+        self.forward: dict[int, Mapping[Deployment, float]] = {8: GRAPH_WINS, 16: KERNELS_WIN}
         self.backward = dict(self.forward)
         self.session = session
         self.ahead, self.behind = pair or compile_pair(session)
@@ -89,12 +89,12 @@ def test_each_size_that_comes_back_runs_in_its_own_way_and_is_known_from_then_on
 
     last = {size: how for size, *how in ran}
     assert last[8] == ["relocated"] * 2
-    assert last[16] == ["launched"] * 2
+    assert last[16] == ["kernels"] * 2
     expect(session, graphs=2, looked_up=8, sizes=6, measured=6)
     second = Runtime(session.locations)
     again = Program(second).steps([8, 16] * 5 + [24], monkeypatch)
-    assert again == [(8, "relocated", "relocated"), (16, "launched", "launched")] * 5 + [
-        (24, "launched", "launched")
+    assert again == [(8, "relocated", "relocated"), (16, "kernels", "kernels")] * 5 + [
+        (24, "kernels", "kernels")
     ]
     expect(second, graphs=2, looked_up=6, hits=6, misses=0, sizes=4, measured=0, spooled=0)
     assert second.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 2}
@@ -122,7 +122,7 @@ def test_a_known_size_that_has_become_too_old_since_the_first_call_is_not_used(
     trust = dataclasses.replace(second.decisions.trust, max_age_s=1e-9)
     monkeypatch.setattr(second.decisions, "trust", trust)
 
-    assert program.steps([56], monkeypatch) == [(56, *["launched"] * 2)]
+    assert program.steps([56], monkeypatch) == [(56, *["kernels"] * 2)]
 
 
 def test_the_summary_says_at_which_sizes_a_graph_ran_how(
@@ -182,19 +182,19 @@ def test_what_was_decided_elsewhere_is_checked_at_its_size(
     expect(session, validated=4, disputed=disputed, measured=disputed)
 
 
-@pytest.mark.parametrize(("half", "launched"), [("forward", 0), ("backward", 1)])
+@pytest.mark.parametrize(("half", "of_kernels"), [("forward", 0), ("backward", 1)])
 def test_either_half_can_be_found_not_to_hold(
-    session: Runtime, monkeypatch: pytest.MonkeyPatch, half: str, launched: int
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, half: str, of_kernels: int
 ) -> None:
     elsewhere = Runtime(session.locations)
     be_on("elsewhere", elsewhere)
     Program(elsewhere).steps([8] * ENOUGH, monkeypatch)
     program = Program(session)
-    getattr(program, half)[8] = LAUNCH_WINS
+    getattr(program, half)[8] = KERNELS_WIN
 
     _, *ran = program.steps([8] * 3 * ENOUGH, monkeypatch)[-1]
 
-    assert [how == "launched" for how in ran] == [launched == 0, launched == 1]
+    assert [how == "kernels" for how in ran] == [of_kernels == 0, of_kernels == 1]
     expect(session, validated=2, disputed=1, measured=1)
 
 
@@ -206,7 +206,7 @@ def test_a_size_makes_room_for_another(session: Runtime, monkeypatch: pytest.Mon
 
     ran = program.steps([24, 32] * ENOUGH, monkeypatch)
 
-    assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["launched", "relocated"]  # there is room for one
+    assert sorted(ahead for _, ahead, _ in ran[-2:]) == ["kernels", "relocated"]  # there is room for one
     assert len(program.slots()) == 2
     expect(session, sizes=4, measured=4)
     assert set(session.report.fallbacks) == {shapes.NOT_OFTEN_ENOUGH, shapes.TOO_MANY_TO_DECIDE}
@@ -220,7 +220,7 @@ def test_none_is_decided_apart_if_that_is_not_wanted(
 
     ran = Program(session).steps([8] * ENOUGH, monkeypatch)
 
-    assert ran == [(8, "launched", "launched")] * ENOUGH
+    assert ran == [(8, "kernels", "kernels")] * ENOUGH
     expect(session, sizes=0, measured=0)
 
 
@@ -231,12 +231,12 @@ def test_relocatable_graphs_are_kept_for_the_sizes_that_run_in_them(
 
     ran = program.steps([8, 16] * ENOUGH, monkeypatch)
 
-    assert ran[-2:] == [(8, "relocated", "relocated"), (16, "launched", "launched")]
+    assert ran[-2:] == [(8, "relocated", "relocated"), (16, "kernels", "kernels")]
     # Of all sizes of the forward and the backward, and then of both at the first size and at the second.
     assert [each.closed for each in relocating] == [False, False, False, False, True, True]
 
 
-@pytest.mark.parametrize("times", [GRAPH_WINS, LAUNCH_WINS], ids=["graph", "kernels"])
+@pytest.mark.parametrize("times", [GRAPH_WINS, KERNELS_WIN], ids=["graph", "kernels"])
 def test_what_was_decided_goes_with_the_model_without_the_help_of_the_collector(
     session: Runtime,
     relocating: list[Relocating],
@@ -249,7 +249,7 @@ def test_what_was_decided_goes_with_the_model_without_the_help_of_the_collector(
     gc.disable()
     try:
         program.steps([8] * ENOUGH, monkeypatch)
-        assert [each.closed for each in relocating[2:]] == [times is LAUNCH_WINS] * 2
+        assert [each.closed for each in relocating[2:]] == [times is KERNELS_WIN] * 2
         slots = [
             weakref.ref(each.compiled_fn_runner.partitions[0]) for each in (program.ahead, program.behind)
         ]
@@ -329,7 +329,7 @@ def test_a_backward_with_fewer_sizes_is_decided_by_its_own(
     second = Runtime(session.locations)
     pair = compile_pair(second)
 
-    assert {step(pair, batch, 8) for batch in range(10, 60)} == {("launched", "relocated")}
+    assert {step(pair, batch, 8) for batch in range(10, 60)} == {("kernels", "relocated")}
     assert [step(pair, 4, 8) for _ in range(3)][-1] == ("relocated", "relocated")
     expect(second, measured=0, misses=0)
 
@@ -360,4 +360,4 @@ def test_of_sizes_only_the_one_that_a_result_check_has_found_wrong_is_marked(
 
     second = Program(Runtime(session.locations))
     ran = {size: ahead for size, ahead, _ in second.steps([8, 16] * 4, monkeypatch)}
-    assert ran == {8: "relocated", 16: "launched"}
+    assert ran == {8: "relocated", 16: "kernels"}

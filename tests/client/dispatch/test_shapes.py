@@ -18,7 +18,7 @@ from pygraphd.schema.messages import MAX_INTEGER_INPUTS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LAUNCHED = "launched"
+KERNELS = "kernels"
 
 
 class Case:
@@ -36,7 +36,7 @@ class Case:
         self.records_at_once = True
         self.are_recorded = True
         self.sized = ShapeDispatcher(
-            lambda _inputs: LAUNCHED,
+            lambda _inputs: KERNELS,
             Bounds(**bounds),
             lambda: None,
             self.decide,
@@ -71,10 +71,10 @@ class Case:
         return [self.sized(["a tensor", size]) for size in sizes]
 
 
-def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> None:
+def test_a_size_is_decided_when_it_has_come_back_and_others_run_as_kernels() -> None:
     case = Case(calls=3)
 
-    assert case.calls(8, 16, 8, 24, 8, 8) == [LAUNCHED] * 4 + [(8,)] * 2
+    assert case.calls(8, 16, 8, 24, 8, 8) == [KERNELS] * 4 + [(8,)] * 2
     assert case.decided == [(8,)]
     assert case.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 4}
 
@@ -82,7 +82,7 @@ def test_a_size_is_decided_when_it_has_come_back_and_others_are_launched() -> No
 def test_a_size_that_the_cache_knows_is_decided_at_its_first_call_while_there_is_room() -> None:
     case = Case(known=(8, 16, 32), sizes=2, calls=3)
 
-    assert case.calls(8, 24, 24, 16, 32, 16, 8) == [(8,), LAUNCHED, LAUNCHED, (16,), LAUNCHED, (16,), (8,)]
+    assert case.calls(8, 24, 24, 16, 32, 16, 8) == [(8,), KERNELS, KERNELS, (16,), KERNELS, (16,), (8,)]
     assert case.decided == [(8,), (16,)]
     assert (case.lookups, case.asked) == (1, [8, 16])
     assert case.report.fallbacks == {shapes.NOT_OFTEN_ENOUGH: 2, shapes.TOO_MANY_TO_DECIDE: 1}
@@ -107,7 +107,7 @@ def test_a_cache_that_cannot_list_its_sizes_is_asked_at_first_calls_and_not_for_
 def test_where_no_size_is_to_be_decided_none_is_looked_up() -> None:
     case = Case(known=(8,), sizes=0)
 
-    assert case.calls(8) == [LAUNCHED]
+    assert case.calls(8) == [KERNELS]
     assert (case.lookups, case.asked) == (0, [])
 
 
@@ -130,7 +130,7 @@ def test_how_many_of_the_known_sizes_come_at_once_is_what_recordings_so_far_say(
     case = Case(known=range(200), sizes=1000)
     case.calls(0)
     case.report.recording_ms += 1e3 * each_s
-    assert case.calls(199) == [LAUNCHED]
+    assert case.calls(199) == [KERNELS]
     case.now_s += 100 * each_s  # that is paid
     case.records_at_once = False
     case.calls(*range(199, 0, -1))
@@ -151,7 +151,7 @@ def test_sizes_that_are_known_as_kernels_take_no_time_for_recordings() -> None:
 def test_a_known_size_that_is_seldom_used_elsewhere_need_not_wait_for_ever_for_the_others() -> None:
     case = Case(known=range(20), calls=3)
 
-    assert case.calls(19, 19, 19) == [LAUNCHED, LAUNCHED, (19,)]
+    assert case.calls(19, 19, 19) == [KERNELS, KERNELS, (19,)]
     assert (case.decided, case.asked) == ([(19,)], [19])
 
 
@@ -171,7 +171,7 @@ def test_a_further_size_waits_while_recordings_have_taken_their_share_of_the_tim
     case.report.recording_ms = 1e3 * shapes.RECORDING_ALLOWANCE_S
     assert case.calls(8) == [(8,)]
     case.report.recording_ms += 500
-    assert case.calls(16, 16, 48, 8) == [LAUNCHED, LAUNCHED, LAUNCHED, (8,)]
+    assert case.calls(16, 16, 48, 8) == [KERNELS, KERNELS, KERNELS, (8,)]
     assert case.report.fallbacks == {shapes.NO_TIME: 3}
     case.now_s += 0.5 / shapes.RECORDING_SHARE
     assert case.calls(16) == [(16,)]
@@ -183,13 +183,13 @@ def test_sizes_wait_while_those_before_are_still_to_be_recorded() -> None:
     case.records_at_once = False
     most = round(shapes.RECORDING_ALLOWANCE_S / shapes.EXPECTED_S)
 
-    assert case.calls(*range(2 * most)).count(LAUNCHED) in {most - 1, most}
+    assert case.calls(*range(2 * most)).count(KERNELS) in {most - 1, most}
     assert set(case.report.fallbacks) == {shapes.NO_TIME}
     case.report.count(captured=most)  # which took no time
     assert case.calls(100) == [(100,)]
     case.report.count(captured=1)
     case.report.recording_ms += 1e3 * shapes.RECORDING_ALLOWANCE_S + 200
-    assert case.calls(101) == [LAUNCHED]
+    assert case.calls(101) == [KERNELS]
 
 
 @pytest.mark.parametrize("each_s", [0.01, 0.1, 0.34, 2.0])
@@ -203,7 +203,7 @@ def test_as_many_sizes_are_set_up_at_once_as_recordings_so_far_say(each_s: float
     started = case.calls(*range(1, 200))
 
     most = shapes.RECORDING_ALLOWANCE_S / each_s
-    assert min(most, 199) - 1 <= len(started) - started.count(LAUNCHED) <= most + 1
+    assert min(most, 199) - 1 <= len(started) - started.count(KERNELS) <= most + 1
 
 
 def test_the_first_recordings_tell_how_long_those_take_that_are_still_to_come() -> None:
@@ -214,9 +214,9 @@ def test_the_first_recordings_tell_how_long_those_take_that_are_still_to_come() 
     case.report.count(captured=1)
     case.report.recording_ms += 1200
 
-    assert case.calls(3) == [LAUNCHED]
+    assert case.calls(3) == [KERNELS]
     case.now_s += 1.3 / shapes.RECORDING_SHARE
-    assert case.calls(3) == [LAUNCHED]
+    assert case.calls(3) == [KERNELS]
     case.now_s += 0.2 / shapes.RECORDING_SHARE
     assert case.calls(3) == [(3,)]
 
@@ -266,10 +266,10 @@ def test_whatever_comes_is_right_and_within_the_bounds(
 
     results = case.calls(*calls)
 
-    assert all(result in (LAUNCHED, (size,)) for result, size in zip(results, calls, strict=True))
+    assert all(result in (KERNELS, (size,)) for result, size in zip(results, calls, strict=True))
     assert case.most_open <= sizes
     assert len(case.decided) <= shapes.SETUPS_PER_SIZE * sizes
-    assert results.count(LAUNCHED) == case.report.fallbacks.total()
+    assert results.count(KERNELS) == case.report.fallbacks.total()
     waits = {shapes.NO_TIME} if known and lists else set()
     assert set(case.report.fallbacks) <= {shapes.NOT_OFTEN_ENOUGH, shapes.TOO_MANY_TO_DECIDE} | waits
 
@@ -279,7 +279,7 @@ def test_a_size_that_was_not_used_for_long_makes_room_and_can_come_back() -> Non
     case.calls(8, 16)
 
     busy = case.calls(*[8, 16, 24] * 4)  # both are in use
-    assert busy == [(8,), (16,), LAUNCHED] * 4
+    assert busy == [(8,), (16,), KERNELS] * 4
     assert case.report.fallbacks == {shapes.TOO_MANY_TO_DECIDE: 4}
     case.calls(*[16, 24] * shapes.IDLE_TICKS)
     assert case.open == {(16,), (24,)}
@@ -315,7 +315,7 @@ def test_sizes_that_take_turns_are_not_set_up_for_ever() -> None:
     assert len(case.sized._used) <= shapes.REMEMBERED + 1
 
 
-def test_what_cannot_be_decided_is_launched_and_said() -> None:
+def test_what_cannot_be_decided_runs_as_kernels_and_is_said() -> None:
     case = Case(calls=1)
 
     def fail(*_: object) -> Any:
@@ -323,7 +323,7 @@ def test_what_cannot_be_decided_is_launched_and_said() -> None:
 
     case.sized._decide = case.sized._begin = fail
 
-    assert case.calls(8, 8) == [LAUNCHED] * 2
+    assert case.calls(8, 8) == [KERNELS] * 2
     assert case.report.failures == {"dynamic sizes: RuntimeError: broken": 2}
     assert case.report.fallbacks == {}
 
@@ -333,14 +333,14 @@ def test_the_users_own_error_is_theirs() -> None:
         raise KeyError("the user's")
 
     case = Case()
-    case.sized._launch = fail
+    case.sized._run_kernels = fail
 
     with pytest.raises(KeyError, match="the user's"):
         case.calls(8)
     assert case.report.failures == {}
 
 
-def test_another_thread_is_launched_while_one_decides() -> None:
+def test_another_thread_runs_as_kernels_while_one_decides() -> None:
     case = Case(calls=1)
     began, go_on = threading.Event(), threading.Event()
 
@@ -355,14 +355,14 @@ def test_another_thread_is_launched_while_one_decides() -> None:
     thread.start()
     assert began.wait(10)
 
-    assert case.calls(8) == [LAUNCHED]
+    assert case.calls(8) == [KERNELS]
     go_on.set()
     thread.join()
     assert results == case.calls(8) == [(8,)]
     assert case.report.fallbacks == {shapes.BEING_DECIDED: 1}
 
 
-def test_the_first_call_of_another_thread_is_launched_too() -> None:
+def test_the_first_call_of_another_thread_runs_as_kernels_too() -> None:
     case = Case(calls=1)
     began, go_on = threading.Event(), threading.Event()
 
@@ -375,7 +375,7 @@ def test_the_first_call_of_another_thread_is_launched_too() -> None:
     thread.start()
     assert began.wait(10)
 
-    assert case.calls(8) == [LAUNCHED]
+    assert case.calls(8) == [KERNELS]
     go_on.set()
     thread.join()
     assert case.calls(8) == [(8,)]

@@ -65,8 +65,8 @@ def test_the_setting_bounds_what_recording_takes_and_is_in_the_summary(
             {"is_backward": False, "cudagraphs": True, "boxed_forward_device_index": BoxedDeviceIndex(0)},
         )
         assert plan is not None
-        launch = recorders[0].compiled(add)
-        made.compiled_fn_runner.partitions[:] = [plan.cudagraphify(launch, {"device_index": 0})]
+        run_kernels = recorders[0].compiled(add)
+        made.compiled_fn_runner.partitions[:] = [plan.cudagraphify(run_kernels, {"device_index": 0})]
         plan.complete(made)
 
     def call(value: float) -> Any:

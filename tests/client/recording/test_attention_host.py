@@ -64,11 +64,11 @@ class Backward:
     """Returns g + g and the numbers that it finds; keeps what it was given."""
 
     def __init__(self) -> None:
-        self.launched: list[list[Any]] = []
+        self.as_kernels: list[list[Any]] = []
         self.recorded: list[list[Any]] = []
 
     def __call__(self, operations: Operations, inputs: list[Any]) -> Any:
-        (self.recorded if hasattr(operations, "graph") else self.launched).append(inputs)
+        (self.recorded if hasattr(operations, "graph") else self.as_kernels).append(inputs)
         assert isinstance(inputs[3], torch.Tensor)
         return (
             operations.add(inputs[0], inputs[0]),
@@ -82,9 +82,9 @@ class Step:
 
     def __init__(self, case: Case, *, ahead: bool = True, behind: bool = True) -> None:
         self.backward = Backward()
-        launch, launch_backward = case.recorder.compiled(attend), case.recorder.compiled(self.backward)
-        self._ahead = case.make(attend, state=AHEAD) if ahead else launch
-        self._behind = case.make(self.backward, state=BEHIND) if behind else launch_backward
+        forward, backward = case.recorder.compiled(attend), case.recorder.compiled(self.backward)
+        self._ahead = case.make(attend, state=AHEAD) if ahead else forward
+        self._behind = case.make(self.backward, state=BEHIND) if behind else backward
         self._case = case
         self.state: list[Any] = []
 
@@ -158,7 +158,7 @@ def test_a_seed_of_64_bits_is_handed_out_with_a_sign(case: Case) -> None:
     assert READ_BACK not in case.report.fallbacks
 
 
-def test_what_is_launched_is_given_what_the_caller_gave_and_returns_what_it_did(
+def test_what_runs_as_kernels_is_given_what_the_caller_gave_and_returns_what_it_did(
     case: Case, sent: list[Sequence[torch.Tensor]]
 ) -> None:
     step = Step(case)
@@ -172,7 +172,7 @@ def test_what_is_launched_is_given_what_the_caller_gave_and_returns_what_it_did(
     case.recorder.capturing = False
 
     assert sent == [], "within a capture of the user's a copy from the host would be captured"
-    assert all(mine is theirs for mine, theirs in zip(step.backward.launched[-1][1:], given, strict=True))
+    assert all(mine is theirs for mine, theirs in zip(step.backward.as_kernels[-1][1:], given, strict=True))
     (recorded,) = step.backward.recorded
     assert not any(each is state for each in recorded[1:] for state in step.state)
 
@@ -187,7 +187,7 @@ def test_what_comes_from_a_capture_of_the_users_is_left_as_it_is(case: Case) -> 
     with pytest.raises(RuntimeError):  # of the body, which cannot read these
         step._behind([case.floats(3.0), *given])
 
-    assert all(mine is theirs for mine, theirs in zip(step.backward.launched[-1][1:], given, strict=True))
+    assert all(mine is theirs for mine, theirs in zip(step.backward.as_kernels[-1][1:], given, strict=True))
     assert case.report.fallbacks[ON_THE_GPU] == 1
 
 
@@ -203,8 +203,8 @@ def test_state_that_does_not_follow_from_the_generators_is_read(case: Case, swap
 
     results = [[int(each) for each in run([case.floats(1.0)])[1:]] for _ in range(5)]
 
-    launched = [12, 4] if swapped == "seed" else [99_999, 99_999]
-    assert results == [[each + 16 * i * (swapped == "seed") for each in launched] for i in range(5)]
+    given = [12, 4] if swapped == "seed" else [99_999, 99_999]
+    assert results == [[each + 16 * i * (swapped == "seed") for each in given] for i in range(5)]
     # The first replay is asked in any case, as its recording is new; after that each call says so.
     assert case.report.fallbacks[READ_BACK] == 2
 
@@ -251,7 +251,7 @@ def test_a_default_device_of_the_users_is_not_where_the_state_goes(case: Case) -
     case.expect(captured=1)
 
 
-def test_what_cannot_be_sent_has_the_call_launched(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_sent_has_the_call_run_as_kernels(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(case)
     for _ in range(3):
         step()
@@ -269,7 +269,7 @@ def test_what_cannot_be_sent_has_the_call_launched(case: Case, monkeypatch: pyte
     assert [another() for _ in range(4)] == [(6.0, 44 + 8 * i, 0) for i in range(4)]
 
 
-def test_a_call_that_is_launched_sends_nothing_that_it_returns(
+def test_a_call_that_runs_as_kernels_sends_nothing_that_it_returns(
     case: Case, sent: list[Sequence[torch.Tensor]]
 ) -> None:
     run = case.make(attend, state=AHEAD)
@@ -281,7 +281,7 @@ def test_a_call_that_is_launched_sends_nothing_that_it_returns(
 
 
 def test_two_threads_are_handed_their_own(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits on its way to being launched, while another is."""
+    """One waits on its way to running as KERNELS, while another does."""
     backward = Backward()
     run = case.make(backward, state=BEHIND)
     note, waiting, go_on = case.report.count_fallback, threading.Event(), threading.Event()
@@ -301,7 +301,7 @@ def test_two_threads_are_handed_their_own(case: Case, monkeypatch: pytest.Monkey
     go_on.set()
     other.join()
 
-    assert {tuple(map(int, each[1:])) for each in backward.launched} == {(0, 1, 2), (10, 11, 12)}
+    assert {tuple(map(int, each[1:])) for each in backward.as_kernels} == {(0, 1, 2), (10, 11, 12)}
     assert isinstance(run, WithHostState)
     assert run._call.given == ()
 

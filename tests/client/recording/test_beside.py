@@ -31,7 +31,7 @@ def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
 
 
 class Plain:
-    """Memory of what is launched, without guard zones: all of it is poisoned after the call."""
+    """Memory of what runs as KERNELS, without guard zones: all of it is poisoned after the call."""
 
     def tensor(self, values: torch.Tensor) -> torch.Tensor:
         return values.clone()
@@ -39,7 +39,7 @@ class Plain:
 
 @pytest.fixture
 def guarded(case: Case, monkeypatch: pytest.MonkeyPatch) -> Guarded:
-    monkeypatch.setattr(case.recorder.launching, "_allocator", Plain())
+    monkeypatch.setattr(case.recorder.as_kernels, "_allocator", Plain())
     guarded = Guarded("cpu")
     monkeypatch.setattr(torch_private, "allocator", lambda _device: guarded)
     return guarded
@@ -83,9 +83,9 @@ def test_a_replay_that_is_right_moves_at_every_call(case: Case, guarded: Guarded
     assert (replay.counts.replays, replay.counts.relocated) == (4, 4)
 
 
-def test_what_is_launched_at_every_call_has_not_moved_at_any(case: Case, guarded: Guarded) -> None:
+def test_what_runs_as_kernels_at_every_call_has_not_moved_at_any(case: Case, guarded: Guarded) -> None:
     run = beside(case, guarded)
-    call(case, run, calls=3)  # one is launched, one is recorded
+    call(case, run, calls=3)  # one runs as KERNELS, one is recorded
 
     run.calls += 3
     with pytest.raises(AssertionError):
@@ -141,24 +141,24 @@ def test_what_differs_in_the_last_bit_is_noticed(case: Case, guarded: Guarded, w
         value.copy_(torch.nextafter(value, torch.tensor(9.0)))
         return outputs
 
-    with pytest.raises(AssertionError, match=f"{text}.* and 8 launches agree bit for bit"):
+    with pytest.raises(AssertionError, match=f"{text}.* and 8 runs as KERNELS agree bit for bit"):
         call(case, beside(case, guarded, spoil=spoil))
 
 
 @pytest.mark.parametrize(("off", "passes"), [(1e-5, True), (1e-2, False)])
-def test_where_launches_differ_a_replay_may_as_well_but_not_by_more_than_an_order_of_adding(
+def test_where_runs_as_kernels_differ_a_replay_may_as_well_but_not_by_more_than_an_order_of_adding(
     case: Case, guarded: Guarded, off: float, passes: bool
 ) -> None:
     def spoil(_: list[Any], outputs: Any) -> Any:
         return (outputs[0] + off,)
 
-    launches = iter(range(100))
+    runs = iter(range(100))
 
     def wavering(inputs: list[Any]) -> Any:
-        return (inputs[0] + inputs[1] + 1e-6 * next(launches),)
+        return (inputs[0] + inputs[1] + 1e-6 * next(runs),)
 
     run = beside(case, guarded, spoil=spoil)
-    run._launch = wavering
+    run._run_kernels = wavering
     inputs = [case.floats(1), case.floats(2)]
     if passes:
         run(inputs)

@@ -176,7 +176,7 @@ def test_two_devices_are_refused(recorder: Recorder) -> None:
 
 
 def test_every_driver_call_may_fail_and_nothing_is_left_behind(recorder: Recorder) -> None:
-    """Also while it is recorded; and inputs that a call could not take are there for a plain launch."""
+    """Also while it is recorded; and inputs that a call could not take are there for a call as KERNELS."""
     emulator = recorder.emulator
 
     def attempt(fail_at: int) -> int:

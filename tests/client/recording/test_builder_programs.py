@@ -1,4 +1,4 @@
-"""Any program gives as a relocatable graph what it gives when it is launched."""
+"""Any program gives as a relocatable graph what it gives as KERNELS."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEPS = st.lists(
         st.tuples(st.integers(0, 1), st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=5
     ),
 )
-def test_any_program_gives_what_it_gives_when_launched(
+def test_any_program_gives_what_it_gives_as_kernels(
     emulator: Emulator,
     allocator: Allocator,
     steps: list[Step],

@@ -100,7 +100,7 @@ class Ranks:
 
     def __call__(self, calls: int = 1, *, as_graph: bool = True) -> list[int]:
         """Make some calls; return how often each ran the collective. Each has its right result, in a new place."""
-        comm, ran = self.case.recorder.launching.comm, []
+        comm, ran = self.case.recorder.as_kernels.comm, []
         for number in range(calls):
             before = comm.value
             inputs = [self.case.floats(number, 1), self.case.floats(2, 3)]
@@ -133,7 +133,7 @@ def test_all_ranks_record_at_the_same_call(ranks: Ranks, as_graph: bool) -> None
     assert [*ranks.peer.values.values()] == ["commit", "commit"]
 
 
-def test_a_rank_that_is_late_has_all_launch_until_the_next_attempt(ranks: Ranks) -> None:
+def test_a_rank_that_is_late_has_all_run_kernels_until_the_next_attempt(ranks: Ranks) -> None:
     ranks.peer.is_late = True
     assert ranks(ATTEMPT_CALLS[1] - 1) == [1] * (ATTEMPT_CALLS[1] - 1)
     assert ranks.peer.now >= 10
@@ -245,13 +245,13 @@ def test_kernels_in_place_of_a_replay_get_its_memory(ranks: Ranks, monkeypatch: 
 
     fail_when_verified(monkeypatch, note)
     pipeline, seen = ranks.run._pipeline, []
-    launch = pipeline._launch
+    run_kernels = pipeline._run_kernels
 
-    def launched(inputs: list[Any]) -> Any:
+    def counted(inputs: list[Any]) -> Any:
         seen.append((len(noted), len(ended)))
-        return launch(inputs)
+        return run_kernels(inputs)
 
-    monkeypatch.setattr(pipeline, "_launch", launched)
+    monkeypatch.setattr(pipeline, "_run_kernels", counted)
 
     ranks(ATTEMPT_CALLS[0])
 
@@ -264,20 +264,20 @@ def test_a_rank_without_memory_for_either_raises_and_runs_no_later_collective(
 ) -> None:
     ranks(ATTEMPT_CALLS[0] - 1)
     fail_when_verified(monkeypatch, id)
-    launch, pipeline = ranks.run._pipeline._launch, ranks.run._pipeline
+    run_kernels, pipeline = ranks.run._pipeline._run_kernels, ranks.run._pipeline
 
     def without_memory(inputs: list[Any]) -> Any:
         if "1/captured" in ranks.peer.values:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return launch(inputs)
+        return run_kernels(inputs)
 
-    monkeypatch.setattr(pipeline, "_launch", without_memory)
-    before = ranks.case.recorder.launching.comm.value
+    monkeypatch.setattr(pipeline, "_run_kernels", without_memory)
+    before = ranks.case.recorder.as_kernels.comm.value
 
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as raised:
         ranks(1)
 
-    assert ranks.case.recorder.launching.comm.value == before
+    assert ranks.case.recorder.as_kernels.comm.value == before
     assert ranks.peer.first == ("commit", "a call raised")  # no rank waits for this one
     assert raised.value.__context__ is None  # whose frames would hold the memory of the recording
 
@@ -303,7 +303,7 @@ def test_an_error_of_the_users_is_theirs_and_has_no_rank_wait(
 
     def then_fail(*given: Any, **named: Any) -> Any:
         attempt = record(*given, **named)
-        monkeypatch.setattr(ranks.run, "_launch", lambda _: 1 / 0)
+        monkeypatch.setattr(ranks.run, "_run_kernels", lambda _: 1 / 0)
         return attempt
 
     monkeypatch.setattr(pipeline, "record", then_fail)
@@ -386,7 +386,7 @@ def test_with_a_group_the_recordings_end_that_use_it_and_no_others(
     here.end_collectives()
 
 
-def test_a_layout_that_does_not_fit_is_launched_and_never_recorded_alone(ranks: Ranks) -> None:
+def test_a_layout_that_does_not_fit_runs_as_kernels_and_is_never_recorded_alone(ranks: Ranks) -> None:
     ranks(ATTEMPT_CALLS[0])
     captures = ranks.case.recorder.captures
 

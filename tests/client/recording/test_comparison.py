@@ -163,9 +163,9 @@ def test_other_values_and_counts_are_compared() -> None:
 # --- what differs from itself ------------------------------------------------------------------------------------
 
 
-def runs(replayed: Sequence[Values], launched: Sequence[Values] = ()) -> Again:
-    """Return replays and launches that leave these."""
-    return Again(lambda: replayed, lambda: launched)
+def runs(replayed: Sequence[Values], of_kernels: Sequence[Values] = ()) -> Again:
+    """Return replays and runs as KERNELS that leave these."""
+    return Again(lambda: replayed, lambda: of_kernels)
 
 
 def values(*outputs: torch.Tensor) -> Values:
@@ -173,9 +173,9 @@ def values(*outputs: torch.Tensor) -> Values:
 
 
 def found_beside(
-    mine: torch.Tensor, right: torch.Tensor, replays: Sequence[Any], launches: Sequence[Any]
+    mine: torch.Tensor, right: torch.Tensor, replays: Sequence[Any], runs_as_kernels: Sequence[Any]
 ) -> str:
-    again = runs([values(each) for each in replays], [values(each) for each in launches])
+    again = runs([values(each) for each in replays], [values(each) for each in runs_as_kernels])
     return str(compare(values(mine), values(right), 1e-4, again))
 
 
@@ -195,10 +195,10 @@ def test_what_differs_as_it_does_from_itself_agrees() -> None:
     assert found_beside(mine, right, [mine.clone()], others) != "None"
 
 
-def test_a_callable_whose_replays_agree_is_not_launched_again() -> None:
+def test_a_callable_whose_replays_agree_is_not_run_again() -> None:
     """The host tells it something else each time, or it is the recording that is wrong."""
     right = torch.ones(3)
-    again = Again(lambda: [values(right * 1.5)] * 2, lambda: pytest.fail("it was launched"))
+    again = Again(lambda: [values(right * 1.5)] * 2, lambda: pytest.fail("it was run"))
     assert str(compare(values(right * 1.5), values(right), 1e-4, again)).startswith("verification: output 0")
 
 
@@ -212,16 +212,16 @@ def test_indices_and_masks_may_follow_from_what_differs() -> None:
     right, mask = torch.ones(1000), torch.zeros(1000, dtype=torch.bool)
     flipped = mask.clone()
     flipped[3] = True
-    mine, launched = values(right * 1.0002, flipped), values(right, mask)
+    mine, of_kernels = values(right * 1.0002, flipped), values(right, mask)
     noisy = runs([values(right * 1.0001, mask.clone())], [values(right * 1.0001, mask.clone())])
 
-    assert compare(mine, launched, 1e-3, noisy) is None
+    assert compare(mine, of_kernels, 1e-3, noisy) is None
     steady = runs([values(right * 1.0002, flipped.clone())])
-    found = compare(mine, launched, 1e-3, steady)
+    found = compare(mine, of_kernels, 1e-3, steady)
     assert str(found) == "verification: output 1 differs in 0.1 % of its elements"
     more = values(right * 1.0002, ~mask)
     noisy = runs([values(right * 1.0001, ~mask)], [values(right * 1.0001, mask.clone())])
-    assert str(compare(more, launched, 1e-3, noisy)).startswith("verification: output 1 differs in 100 %")
+    assert str(compare(more, of_kernels, 1e-3, noisy)).startswith("verification: output 1 differs in 100 %")
 
 
 # --- many at once ------------------------------------------------------------------------------------------------

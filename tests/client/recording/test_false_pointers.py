@@ -182,7 +182,7 @@ def test_half_an_address_of_other_memory_of_the_second_capture_is_told_from_one_
     assert case.recorder.captures == 2
 
 
-def test_where_it_can_never_be_told_it_is_launched(
+def test_where_it_can_never_be_told_it_runs_as_kernels(
     case: Case, edges: Edges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_stand_ins(monkeypatch, edges, 200)
@@ -201,7 +201,7 @@ def test_what_is_another_graph_when_it_is_captured_again_is_tried_again(case: Ca
     seen: list[torch.Tensor] = []
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if operations is not case.recorder.launching and not seen:
+        if operations is not case.recorder.as_kernels and not seen:
             seen.append(operations.add(inputs[0], inputs[0]))
         return (operations.first(inputs[0], 2),)
 
@@ -220,7 +220,7 @@ def test_a_graph_of_as_many_nodes_is_another_one_if_a_kernel_is(case: Case) -> N
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
         nonlocal captured
-        captured += operations is not case.recorder.launching
+        captured += operations is not case.recorder.as_kernels
         twice = operations.until(inputs[0]) if captured == 1 else operations.add(inputs[0], inputs[0])
         return operations.first(inputs[0], 2), twice
 

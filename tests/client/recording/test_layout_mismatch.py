@@ -53,7 +53,7 @@ def call(run: Any, one: torch.Tensor, other: torch.Tensor) -> None:
     assert run([one, other])[0].tolist() == right
 
 
-def test_inputs_that_are_aligned_worse_are_launched_until_they_have_come_again(case: Case) -> None:
+def test_inputs_that_are_aligned_worse_run_as_kernels_until_they_have_come_again(case: Case) -> None:
     run = case.make(add)
     for offset in (0, 0, 0, 16, 64, 0, 16, 48, 128, 0, 240):
         call(run, at(case, offset), at(case, 0))

@@ -57,7 +57,7 @@ def expect_nothing_left(case: Case, before: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_call_that_cannot_be_recorded_is_launched(
+def test_a_call_that_cannot_be_recorded_runs_as_kernels(
     case: Case, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     run = case.make(add)
@@ -79,7 +79,7 @@ def test_a_call_that_cannot_be_recorded_is_launched(
 def test_it_may_happen_in_the_middle_of_a_capture(case: Case) -> None:
     def body(operations: Any, inputs: list[Any]) -> Any:
         result = operations.add(inputs[0], inputs[1])
-        return (result,) if operations is case.recorder.launching else full()
+        return (result,) if operations is case.recorder.as_kernels else full()
 
     run = case.make(body)
     before = case.emulator.live()

@@ -1,4 +1,4 @@
-"""Each storage of a call's outputs is an allocation of its own, of the size that it has if the callable is launched."""
+"""Each storage of a call's outputs is an allocation of its own, of the size that it has in a call as KERNELS."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ def where_a_temporary_was(operations: Operations, inputs: list[Any]) -> Any:
 
 def test_outputs_where_temporaries_were_have_storages_of_their_own(case: Case) -> None:
     run = case.make(where_a_temporary_was)
-    launched = run([case.floats(*range(300))])
-    assert storages(launched) == [(0, 16, 0), (1, 16, 0), (2, 16, 0)]
+    of_kernels = run([case.floats(*range(300))])
+    assert storages(of_kernels) == [(0, 16, 0), (1, 16, 0), (2, 16, 0)]
 
     kept = [run([case.floats(*range(begin, begin + 300))]) for begin in range(6)]
 
     for begin, outputs in enumerate(kept):
         values = torch.arange(begin, begin + 4.0)
         assert [each.tolist() for each in outputs] == [(factor * values).tolist() for factor in (4, 6, 4)]
-        assert storages(outputs) == storages(launched)
+        assert storages(outputs) == storages(of_kernels)
         assert all(each.data_ptr() % BLOCK == 0 for each in outputs)
         assert not any(each._is_view() or each.requires_grad for each in outputs)
     everything = [each.data_ptr() for outputs in kept for each in outputs]
@@ -115,13 +115,13 @@ def test_parameters_whose_gradient_is_one_tensor_get_one_each(
     case.recorder.addresses = 64 * PAGE * has_addresses
     run = case.made(body, GraphFacts(written=frozenset()))
     x = case.floats(*[0.25] * 300)
-    few = len(body(case.recorder.launching, [x])[0])
+    few = len(body(case.recorder.as_kernels, [x])[0])
     first, second = (torch.zeros(few, requires_grad=True) for _ in "ab")
     expected = 0.0
 
     for _ in range(6):
         OfASum.apply(first, second, run, x).sum().backward()
-        expected += float(body(case.recorder.launching, [x])[0][0])
+        expected += float(body(case.recorder.as_kernels, [x])[0][0])
         assert first.grad is not None
         assert second.grad is not None
         assert (first.grad.tolist(), second.grad.tolist()) == ([expected] * few, [expected] * few)
@@ -147,7 +147,7 @@ def test_a_tensor_that_is_given_and_returned_twice_is_no_difference(case: Case) 
 def test_a_recording_that_returns_two_tensors_for_one_is_refused(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         result = operations.add(inputs[0], inputs[0])
-        if operations is case.recorder.launching:
+        if operations is case.recorder.as_kernels:
             return result, result
         return result, operations.add(inputs[0], inputs[0])
 
@@ -225,7 +225,7 @@ FORMS = {
     returned=RETURNED,
     sizes=st.lists(st.sampled_from([4, 100, 130, 300]), min_size=2, max_size=2),
 )
-def test_whatever_dies_before_storages_are_those_of_a_launched_call(
+def test_whatever_dies_before_storages_are_those_of_a_call_as_kernels(
     emulator: Emulator, allocator: Allocator, steps: list[Any], returned: list[Any], sizes: list[int]
 ) -> None:
     """Outputs may be parts of one storage, inputs, or parts of these."""
@@ -250,14 +250,14 @@ def test_whatever_dies_before_storages_are_those_of_a_launched_call(
     run = case.make(body)
     for number in range(4):
         inputs = [case.allocator.tensor(torch.arange(float(n)) + number) for n in sizes]
-        launched = body(case.recorder.launching, inputs)
+        of_kernels = body(case.recorder.as_kernels, inputs)
         told = [each.untyped_storage().data_ptr() for each in inputs]
 
         outputs = run(list(inputs))
 
-        assert all(map(torch.equal, outputs, launched))
-        assert storages(outputs) == storages(launched)
-        for mine, right in zip(outputs, launched, strict=True):
+        assert all(map(torch.equal, outputs, of_kernels))
+        assert storages(outputs) == storages(of_kernels)
+        for mine, right in zip(outputs, of_kernels, strict=True):
             assert (mine.size(), mine.stride()) == (right.size(), right.stride())
             of_input = right.untyped_storage().data_ptr()
             assert (of_input in told) == (mine.untyped_storage().data_ptr() in told)

@@ -118,14 +118,14 @@ def test_where_the_helper_turns_out_not_to_come_it_is_refused_for_this_process(
     assert case.recorder.captures == 0
 
 
-def test_what_recording_takes_is_counted_once_and_not_the_call_that_is_launched_meanwhile(
+def test_what_recording_takes_is_counted_once_and_not_the_call_that_runs_as_kernels_meanwhile(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SteppedClock()
     monkeypatch.setattr(time, "perf_counter", clock.now)
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        clock.sleep(0.03 if operations is case.recorder.launching else 0.02)
+        clock.sleep(0.03 if operations is case.recorder.as_kernels else 0.02)
         return (operations.add(inputs[0], inputs[1]),)
 
     monkeypatch.setattr(case.recorder, "trim", lambda: clock.sleep(0.01))
@@ -174,7 +174,7 @@ def test_a_call_that_is_recorded_changes_its_inputs_once(case: Case) -> None:
     case.expect(captured=1)
 
 
-def test_random_numbers_go_on_as_if_launched(case: Case) -> None:
+def test_random_numbers_go_on_as_if_run_as_kernels(case: Case) -> None:
     def body(operations: Operations, _: list[Any]) -> Any:
         return (operations.random(),)
 
@@ -295,7 +295,7 @@ def test_the_recording_that_was_not_used_for_longest_goes(case: Case) -> None:
 
 def test_each_size_is_recorded_or_refused_by_itself(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        extra = case.floats(1, 1) if operations is case.recorder.launching else case.floats(1, 2)
+        extra = case.floats(1, 1) if operations is case.recorder.as_kernels else case.floats(1, 2)
         return (operations.add(inputs[0], extra if inputs[1] == 3 else inputs[0]),)
 
     run = case.make(body)
@@ -319,7 +319,7 @@ def test_each_size_is_recorded_or_refused_by_itself(case: Case) -> None:
 
 
 def test_a_size_that_will_not_be_recorded_any_more_is_refused_for_now(case: Case) -> None:
-    """Else launched calls would be measured as relocated ones."""
+    """Else calls as KERNELS would be measured as those of a GRAPH."""
     run = case.make(add, max_recordings=1)
 
     def call(n: int) -> None:
@@ -377,7 +377,7 @@ def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
 
 def test_what_becomes_of_a_recording_is_logged(case: Case, caplog: pytest.LogCaptureFixture) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        extra = case.floats(1, 1) if operations is case.recorder.launching else case.floats(1, 2)
+        extra = case.floats(1, 1) if operations is case.recorder.as_kernels else case.floats(1, 2)
         return (operations.add(inputs[0], extra if inputs[1] == 3 else inputs[0]),)
 
     run = case.made(body, GraphFacts(name="forward abc"))

@@ -1,4 +1,4 @@
-"""What a recording gives is compared with the launched call, and whatever differs is told."""
+"""What a recording gives is compared with the call as KERNELS, and whatever differs is told."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.torch
 
 def test_an_output_that_differs_is_told_and_the_call_returns_the_right_one(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        extra = case.floats(1, 1) if operations is case.recorder.launching else case.floats(1, 2)
+        extra = case.floats(1, 1) if operations is case.recorder.as_kernels else case.floats(1, 2)
         return operations.add(inputs[0], inputs[0]), operations.add(inputs[0], extra)
 
     run = case.make(body)
@@ -155,7 +155,7 @@ def test_what_the_host_hands_in_at_each_call_is_not_frozen(case: Case, values: I
 
 @pytest.mark.parametrize("undefined", [frozenset({1}), frozenset[int](), frozenset({0})])
 def test_an_output_that_holds_nothing_needs_not_agree(case: Case, undefined: frozenset[int]) -> None:
-    """Attention's seed may lie where a temporary lay: a recording leaves that there, a launched call what lay there before."""
+    """Attention's seed may lie where a temporary lay: a recording leaves that there, a call as KERNELS what lay there before."""
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
         used = operations.add(inputs[0], inputs[0])
@@ -272,7 +272,7 @@ def test_an_output_that_is_written_where_nobody_looks_is_told(case: Case) -> Non
 def test_an_input_that_is_changed_otherwise_is_told(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         operations.accumulate(inputs[0], inputs[1])
-        if operations is case.recorder.launching:
+        if operations is case.recorder.as_kernels:
             operations.accumulate(inputs[0], inputs[1])
         return (operations.add(inputs[1], inputs[1]),)
 
@@ -288,7 +288,7 @@ def test_an_input_that_is_changed_otherwise_is_told(case: Case) -> None:
 
 def test_other_random_numbers_are_told(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if operations is case.recorder.launching:
+        if operations is case.recorder.as_kernels:
             case.recorder.generator.offset += 4
         return (operations.add(inputs[0], inputs[0]),)
 

@@ -32,7 +32,7 @@ def test_an_error_of_the_users_while_it_is_recorded_is_the_users(case: Case) -> 
     fail = False
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if fail and operations is case.recorder.launching:
+        if fail and operations is case.recorder.as_kernels:
             raise ValueError("mine")
         return (operations.add(inputs[0], inputs[0]),)
 
@@ -109,7 +109,7 @@ def test_no_room_for_copies_is_a_reason(case: Case) -> None:
     assert case.recorder.captures == 0
 
 
-def test_no_room_for_the_launched_call_beside_a_trial_is_a_reason(case: Case) -> None:
+def test_no_room_for_the_call_as_kernels_beside_a_trial_is_a_reason(case: Case) -> None:
     """Known only when it is recorded: what a call takes beside its inputs."""
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
@@ -125,7 +125,7 @@ def test_no_room_for_the_launched_call_beside_a_trial_is_a_reason(case: Case) ->
     assert case.recorder.captures == 1
 
 
-def test_within_a_capture_of_the_users_it_is_launched(case: Case) -> None:
+def test_within_a_capture_of_the_users_it_runs_as_kernels(case: Case) -> None:
     run = case.make(add)
     for _ in range(2):
         run([case.floats(1), case.floats(2)])
@@ -218,14 +218,14 @@ def test_an_error_of_ours_costs_the_recording_and_not_the_call(
     assert not run.refused_for_good
 
 
-def test_an_error_of_ours_in_a_replay_is_launched(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_ours_in_a_replay_runs_as_kernels(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     run = case.make(add)
     for _ in range(2):
         run([case.floats(1), case.floats(2)])
     with monkeypatch.context() as patch:
         inputs = [case.floats(3), case.floats(4)]
         patch.setattr(type(case.allocator), "__call__", lambda *_: 1 // 0)
-        patch.setattr(type(case.recorder.launching), "add", lambda _self, a, b: a + b)
+        patch.setattr(type(case.recorder.as_kernels), "add", lambda _self, a, b: a + b)
         assert run(inputs)[0].tolist() == [7]
 
     assert case.report.fallbacks["a replay failed: ZeroDivisionError"] == 1
@@ -242,7 +242,7 @@ def test_out_of_memory_is_a_reason(case: Case, monkeypatch: pytest.MonkeyPatch) 
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(type(case.allocator), "__call__", full)
-    monkeypatch.setattr(type(case.recorder.launching), "add", lambda _self, a, b: a + b)
+    monkeypatch.setattr(type(case.recorder.as_kernels), "add", lambda _self, a, b: a + b)
 
     inputs = [torch.tensor([3.0]), torch.tensor([4.0])]
     assert run(inputs)[0].tolist() == [7]
@@ -295,14 +295,14 @@ def test_a_replay_that_lacks_memory_is_tried_at_fewer_and_fewer_calls(
     assert tried == [0, 16, 48, 112, 300]
 
 
-def test_another_thread_launches_while_one_records(case: Case) -> None:
+def test_another_thread_runs_kernels_while_one_records(case: Case) -> None:
     run = case.make(add)
     run([case.floats(1), case.floats(2)])
     seen: list[Any] = []
 
     def other() -> None:
-        # The recorder's own operations are what this thread would record with: it must launch.
-        case.recorder.operations = case.recorder.launching
+        # The recorder's own operations are what this thread would record with: it must run KERNELS.
+        case.recorder.operations = case.recorder.as_kernels
         seen.append(run([case.floats(5), case.floats(6)])[0].tolist())
 
     def between() -> None:
@@ -355,7 +355,7 @@ def test_no_garbage_is_collected_while_a_call_is_recorded(case: Case, *, enabled
     finally:
         gc.enable()
 
-    assert seen == [enabled, False, enabled]  # launched, recorded, launched to compare; then replayed
+    assert seen == [enabled, False, enabled]  # as KERNELS, recorded, as KERNELS to compare; then replayed
     assert after is enabled
 
 

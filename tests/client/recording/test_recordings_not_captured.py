@@ -1,4 +1,4 @@
-"""What cannot be captured, now or for good, is launched with its reason."""
+"""What cannot be captured, now or for good, runs as KERNELS with its reason."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.torch
 MAPS = [torch_private.PartitionMap((0, 1), ((0,),))] * 2
 
 
-def test_what_cannot_be_captured_is_launched_with_its_reason(case: Case) -> None:
+def test_what_cannot_be_captured_runs_as_kernels_with_its_reason(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if operations is not case.recorder.launching:
+        if operations is not case.recorder.as_kernels:
             raise RuntimeError("operation not permitted when stream is capturing\nand more")
         return (operations.add(inputs[0], inputs[0]),)
 
@@ -47,7 +47,7 @@ def test_what_cannot_be_captured_is_launched_with_its_reason(case: Case) -> None
 @pytest.mark.parametrize("times", [1, pipeline.MAX_RETRIES, 50])
 def test_a_capture_that_another_thread_has_ended_is_tried_again_a_few_times(case: Case, times: int) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if operations is not case.recorder.launching and case.recorder.captures <= times:
+        if operations is not case.recorder.as_kernels and case.recorder.captures <= times:
             raise RuntimeError(
                 "CUDA error: operation failed due to a previous error during capture\nand more"
             )
@@ -69,7 +69,7 @@ def test_what_cannot_be_captured_in_a_new_thread_is_tried_again_there(case: Case
     warm = set[int]()
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if operations is not case.recorder.launching and threading.get_ident() not in warm:
+        if operations is not case.recorder.as_kernels and threading.get_ident() not in warm:
             raise RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED")
         warm.add(threading.get_ident())
         return (operations.add(inputs[0], inputs[0]),)
@@ -90,7 +90,7 @@ def test_what_cannot_be_captured_in_a_new_thread_is_tried_again_there(case: Case
 
 def test_what_new_threads_cannot_capture_is_not_tried_in_each_of_them(case: Case) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if operations is not case.recorder.launching:
+        if operations is not case.recorder.as_kernels:
             raise RuntimeError("CUBLAS_STATUS_NOT_INITIALIZED")
         return (operations.add(inputs[0], inputs[0]),)
 
@@ -143,7 +143,7 @@ def beyond(operations: Operations, inputs: list[Any]) -> Any:
     return (out,)
 
 
-def test_what_writes_beyond_its_memory_is_launched(case: Case) -> None:
+def test_what_writes_beyond_its_memory_runs_as_kernels(case: Case) -> None:
     run = case.make(beyond)
 
     for value in range(4):

@@ -1,4 +1,4 @@
-"""A graph that serves is held against launched kernels now and then: one that has become wrong is dropped, and said to be wrong at once."""
+"""A graph that serves is held against KERNELS now and then: one that has become wrong is dropped, and said to be wrong at once."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def case(emulator: Emulator, allocator: Allocator) -> Iterator[Case]:
 
 
 class Constant:
-    """Is added to an input; the graph reads it where it lies, and launched kernels elsewhere once it is `moved`."""
+    """Is added to an input; the graph reads it where it lies, and KERNELS elsewhere once it is `moved`."""
 
     def __init__(self, case: Case) -> None:
         self.values = torch.ones(2)
         self.moved: torch.Tensor | None = None
-        self.launches = 0
+        self.runs_as_kernels = 0
         self._case = case
 
     def __call__(self, operations: Operations, inputs: list[Any]) -> Any:
-        is_launched = operations is self._case.recorder.launching
-        self.launches += is_launched
-        constant = self.values if self.moved is None or not is_launched else self.moved
+        is_as_kernels = operations is self._case.recorder.as_kernels
+        self.runs_as_kernels += is_as_kernels
+        constant = self.values if self.moved is None or not is_as_kernels else self.moved
         return (operations.add(inputs[0], constant),)
 
 
@@ -89,7 +89,7 @@ def test_a_graph_that_is_right_goes_on(case: Case, capsys: pytest.CaptureFixture
 
     checked = case.report.counts["checked_results"]
     assert checked >= 3
-    assert body.launches == 2 + 2 * checked
+    assert body.runs_as_kernels == 2 + 2 * checked
     assert (len(run.replays), case.report.counts["wrong_results"], failures(case)) == (1, 0, {})
     assert capsys.readouterr().err == ""
 
@@ -105,7 +105,7 @@ def test_a_graph_that_has_become_wrong_is_dropped_and_said_to_be(
     seen = call(case, run, NEXT_CHECK)
 
     assert seen[0] == 1.0
-    assert seen[-1] == 3.0  # launched
+    assert seen[-1] == 3.0  # as KERNELS
     reason = f"{DIFFERS} (output 0)"
     assert (len(run.replays), run.refusal, run.refused_for_good) == (0, reason, False)
     case.expect(checked_results=1, wrong_results=1, captured=1)
@@ -114,6 +114,27 @@ def test_a_graph_that_has_become_wrong_is_dropped_and_said_to_be(
     assert capsys.readouterr().err == f"pygraph: {reason}\n"
     assert set(call(case, run, 20)) == {3.0}
     case.expect(captured=1)
+
+
+def test_an_outcome_is_not_read_while_waits_for_the_gpu_are_errors(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor's own code waits for nothing, so the program would get an exception that is ours."""
+    body = Constant(case)
+    run = made(case, body)
+    call(case, run, 10)
+    body.moved = torch.full((2,), 3.0)
+    while not case.report.counts["checked_results"]:
+        call(case, run, 1)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 2)
+
+    assert set(call(case, run, 2 * NEXT_CHECK)) == {1.0}
+    assert case.report.counts["wrong_results"] == 0
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    assert call(case, run, NEXT_CHECK)[-1] == 3.0
+    case.expect(wrong_results=1)
 
 
 def test_a_recording_that_is_made_wrong_after_verification_is_found_and_marked(
@@ -147,7 +168,7 @@ def test_checks_take_a_small_share_of_the_time_of_a_device(case: Case, polls: fl
             call(case, run, 1)
 
     case.expect(checked_results=3 if polls else 5)
-    assert all(each.launches > 2 for each in bodies)  # they take turns
+    assert all(each.runs_as_kernels > 2 for each in bodies)  # they take turns
 
 
 def test_what_is_written_to_an_input_is_checked_and_written_once(case: Case) -> None:
@@ -199,7 +220,7 @@ def test_a_graph_is_not_checked(case: Case, why: str, monkeypatch: pytest.Monkey
     call(case, run, 2 * NEXT_CHECK)
 
     case.expect(checked_results=0, captured=1)
-    assert body.launches == 2
+    assert body.runs_as_kernels == 2
 
 
 def test_an_error_of_ours_costs_the_check_and_not_the_call(case: Case) -> None:
@@ -210,7 +231,7 @@ def test_an_error_of_ours_costs_the_check_and_not_the_call(case: Case) -> None:
     def failing(operations: Operations, inputs: list[Any]) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    run._check._launch = case.recorder.compiled(failing)
+    run._check._run_kernels = case.recorder.compiled(failing)
     assert set(call(case, run, NEXT_CHECK)) == {1.0}
 
     assert failures(case) == {"checking results: OutOfMemoryError": 1}

@@ -15,6 +15,7 @@ from pygraphd.client.common.guard import guarded
 from pygraphd.client.common.report import Report
 from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.decisions.transport import Transport
+from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.verification import Verification
 from pygraphd.client.replay.replay import Replay
 from tests.support.recording_case import Case, Operations, add, case
@@ -109,7 +110,7 @@ def test_a_signal_within_a_capture_ends_the_call_and_refuses_nothing(case: Case)
     struck = threading.Event()
 
     def body(operations: Operations, inputs: list[Any]) -> Any:
-        if operations is not case.recorder.launching and not struck.is_set():
+        if operations is not case.recorder.as_kernels and not struck.is_set():
             struck.set()
             strike()
         return add(operations, inputs)
@@ -119,6 +120,58 @@ def test_a_signal_within_a_capture_ends_the_call_and_refuses_nothing(case: Case)
     with pytest.raises(TimeLimitError):
         run([case.floats(1), case.floats(2)])
     assert run.refusal is None
+    for _ in range(3):
+        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    case.expect(captured=1)
+
+
+def test_a_handler_runs_after_the_recording_that_its_signal_came_in(case: Case) -> None:
+    """What it does on the GPU, as to save a checkpoint, would be captured, and not done; a graph that it calls is recorded next."""
+    struck, at = threading.Event(), list[bool]()
+    other = case.make(add)
+
+    def body(operations: Operations, inputs: list[Any]) -> Any:
+        if operations is not case.recorder.as_kernels and not struck.is_set():
+            struck.set()
+            strike()
+        return add(operations, inputs)
+
+    def handler(*_: object) -> None:
+        at.append(case.recorder.operations is case.recorder.as_kernels)
+        at.extend(other([case.floats(3), case.floats(4)])[0].tolist() == [7] for _ in range(4))
+
+    run = case.make(body)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        for _ in range(4):
+            assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert at == [True] * 5
+    case.expect(captured=2)
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_recording_whose_end_a_handler_raises_at_is_destroyed(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done when the handler runs, and nobody has it."""
+    run = case.make(add)
+    run([case.floats(1), case.floats(2)])
+    before, record = case.emulator.live(), Pipeline._record
+
+    def struck_at_the_end(*arguments: Any, **options: Any) -> Any:
+        made = record(*arguments, **options)
+        strike()
+        return made
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pipeline, "_record", struck_at_the_end)
+        with pytest.raises(TimeLimitError):
+            run([case.floats(1), case.floats(2)])
+
+    assert case.emulator.live() == before
     for _ in range(3):
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
     case.expect(captured=1)

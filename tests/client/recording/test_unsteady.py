@@ -76,7 +76,7 @@ def test_what_the_host_tells_is_not_taken_for_noise_and_runs_once_a_call(
     run = case.make(body)
     for calls in range(1, 7):
         run([case.floats(*[1.0] * SIZE)])
-        assert noise.launches == calls
+        assert noise.runs_as_kernels == calls
 
     case.expect(captured=0)
     assert run.refused_for_good
@@ -90,7 +90,7 @@ def test_host_code_runs_once_a_call_though_recordings_of_it_differ(
     run = case.made(noise.adding(case), GraphFacts(is_repeatable=False))
     for calls in range(1, 7):
         run([case.floats(*[1.0] * SIZE)])
-        assert noise.launches == calls
+        assert noise.runs_as_kernels == calls
 
     case.expect(captured=0)
 
@@ -188,7 +188,7 @@ def test_outputs_that_are_conjugate_and_negative_views_are_recorded(case: Case) 
     assert run.replays[0].counts.replays >= 3
 
 
-def test_an_output_that_is_a_negative_view_of_an_input_is_launched(case: Case) -> None:
+def test_an_output_that_is_a_negative_view_of_an_input_runs_as_kernels(case: Case) -> None:
     run = case.make(lambda operations, inputs: (operations.add(*inputs * 2), torch._neg_view(inputs[0])))
     for i in range(4):
         assert [each.tolist() for each in run([case.floats(i, 1)])] == [[2 * i, 2], [-i, -1]]

@@ -106,8 +106,10 @@ def test_a_call_with_dynamic_sizes_takes_few_frames(case: Case, *, alternate: bo
     def decide(sizes: tuple[int, ...]) -> DecidedSize:
         return DecidedSize(Slot(made.run), lambda: None)
 
-    launch = case.recorder.compiled(doubled)
-    slot = Slot(ShapeDispatcher(launch, Bounds(calls=1), lambda: None, decide, lambda: launch, case.report))
+    run_kernels = case.recorder.compiled(doubled)
+    slot = Slot(
+        ShapeDispatcher(run_kernels, Bounds(calls=1), lambda: None, decide, lambda: run_kernels, case.report)
+    )
     calls = [[size, *[case.floats(i, i) for i in range(size)]] for size in (2, 5)]
     for each in calls * 4:
         slot(list(each))

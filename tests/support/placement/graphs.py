@@ -13,6 +13,10 @@ from pygraphd.client.placement.upload import SENT, STAGED
 
 GPU = torch.device("cuda", 0)
 COPY = torch.ops.prims.device_put.default
+NOTED = torch.library.custom_op(
+    "pygraphd_tests::noted", torch.clone, mutates_args=(), schema="(Tensor value) -> Tensor"
+)
+"""Stands for what a user's own operator may do besides."""
 
 
 def assert_same(found: Any, right: Any) -> None:

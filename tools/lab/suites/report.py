@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _OURS = "pygraph-default"
 _TITLES = {"huggingface": "HuggingFace", "timm": "TIMM", "torchbench": "TorchBench"}
-_REASON = re.compile(r"\d+ x |launched: ")
-"""How a remark of PyGraph's summary begins that says why graphs run as they do."""
+_REASON = re.compile(r"\d+ x |(launched|ran as KERNELS): ")
+"""How a remark of PyGraph's summary begins that says why graphs run as they do. `launched` was written by earlier versions."""
 _OF_OLD = r"\*"
 """The mark of a suite in README.md whose figures are of an earlier version."""
 _MAX_REASON = 160

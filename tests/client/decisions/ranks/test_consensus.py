@@ -92,7 +92,7 @@ def test_a_leader_whose_proposal_loses_adopts_what_is_decided() -> None:
     assert leader.propose(GRAPH, FASTER) == KERNELS
 
 
-def test_after_the_time_limit_all_launch() -> None:
+def test_after_the_time_limit_all_run_kernels() -> None:
     group = Group()
     leader, other = (group.rank(number).role(GRAPH, [GRAPH], HERE) for number in range(2))
     assert other.wait(GRAPH, WAIT_LIMIT_S - 1) is None
@@ -204,7 +204,7 @@ def test_a_rank_that_is_about_to_decide_alone_asks_once_more() -> None:
     assert agreed == other.wait(GRAPH, 0.0) == FASTER
 
 
-def test_a_store_that_stays_away_costs_a_bounded_number_of_operations_and_has_the_rank_launch() -> None:
+def test_a_store_that_stays_away_costs_a_bounded_number_of_operations_and_has_the_rank_run_kernels() -> None:
     group = Group()
     store = MemoryStore(failing=ALWAYS)
     role = group.on(store).role(GRAPH, [GRAPH], HERE)

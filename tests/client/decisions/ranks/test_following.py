@@ -49,7 +49,7 @@ class Family:
         def deploy(decision: Decision) -> Runnable:
             return lambda inputs: "captured"
 
-        return Follower(lambda inputs: "launched", ask, deploy, self.report, self.clock, lead)
+        return Follower(lambda inputs: "kernels", ask, deploy, self.report, self.clock, lead)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_two_minutes_take_two_dozen_looks(family: Family) -> None:
     one = family.follower("one")
     for _ in range(120_000):
         family.clock.now += 0.001
-        assert one([]) == "launched"
+        assert one([]) == "kernels"
 
     assert 20 <= len(family.looks) <= 30
 
@@ -116,7 +116,7 @@ def test_a_rank_that_may_lead_does_so_after_a_few_calls_and_asks_no_more(family:
         results.append(one([]))
         family.clock.now += 9.0
 
-    assert results == ["launched"] * (UNLED_CALLS + 4) + ["measured"] * 3
+    assert results == ["kernels"] * (UNLED_CALLS + 4) + ["measured"] * 3
     assert (waited[0], waited[-1]) == ((UNLED_CALLS - COMPILING_CALLS) * 9.0, 108.0)
     assert set(family.waited.values()) == {0.0}  # for a decision it would wait on
     assert len(family.looks) == UNLED_CALLS + 5 - COMPILING_CALLS
@@ -124,7 +124,7 @@ def test_a_rank_that_may_lead_does_so_after_a_few_calls_and_asks_no_more(family:
 
 def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(family: Family) -> None:
     one = family.follower("one")
-    assert [one([]) for _ in range(5)] == ["launched"] * 5
+    assert [one([]) for _ in range(5)] == ["kernels"] * 5
     family.answers["one"] = FASTER
     family.clock.now += 1
 
@@ -134,13 +134,13 @@ def test_what_is_decided_runs_from_that_call_on_and_nothing_is_asked_again(famil
     assert (one([]), len(family.looks)) == ("captured", 2)
 
 
-def test_an_error_of_ours_is_counted_and_the_call_is_launched(family: Family) -> None:
+def test_an_error_of_ours_is_counted_and_the_call_runs_as_kernels(family: Family) -> None:
     def fail(*_: Any) -> Any:
         raise ValueError("ours")
 
-    broken = Follower(lambda inputs: "launched", lambda _: FASTER, fail, family.report)
+    broken = Follower(lambda inputs: "kernels", lambda _: FASTER, fail, family.report)
 
-    assert [broken([]) for _ in range(9)] == ["launched"] * 9
+    assert [broken([]) for _ in range(9)] == ["kernels"] * 9
     assert family.report.failures == {"ranks: following: ValueError": 1}
 
 
@@ -156,7 +156,7 @@ def test_an_error_of_the_users_is_the_users(family: Family) -> None:
     assert family.report.failures == {}
 
 
-def test_of_several_threads_one_looks_and_the_others_are_launched(family: Family) -> None:
+def test_of_several_threads_one_looks_and_the_others_run_as_kernels(family: Family) -> None:
     asked, answer = threading.Event(), threading.Event()
     looks = []
 
@@ -167,7 +167,7 @@ def test_of_several_threads_one_looks_and_the_others_are_launched(family: Family
         return FASTER
 
     one = Follower(
-        lambda inputs: "launched",
+        lambda inputs: "kernels",
         ask,
         lambda *_: lambda inputs: "captured",
         family.report,
@@ -180,7 +180,7 @@ def test_of_several_threads_one_looks_and_the_others_are_launched(family: Family
     assert asked.wait(10)
     family.clock.now += 100
 
-    assert [one([]) for _ in range(3)] == ["launched"] * 3
+    assert [one([]) for _ in range(3)] == ["kernels"] * 3
     answer.set()
     looker.join()
     assert one([]) == "captured"

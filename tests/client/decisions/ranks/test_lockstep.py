@@ -59,7 +59,7 @@ class View:
 
 
 class Rank:
-    """A process that comes to the call, captures, replays, compares, and then launches or replays."""
+    """A process that comes to the call, captures, replays, compares, and then runs KERNELS or replays."""
 
     def __init__(self, number: int, job: Job) -> None:
         self.number, self.job = number, job
@@ -161,7 +161,7 @@ class Job:
         # A replay that only some of them make would wait for ever, or meet another collective.
         assert len({rank.has_replayed for rank in self.living}) <= 1
         serving = {rank.is_serving for rank in self.living}
-        # One that cannot read what all have agreed to launches, and launched and replayed collectives go together.
+        # One that cannot read what all have agreed to runs KERNELS, whose collectives match those of a replay.
         assert len(serving) <= 1 or {rank.why for rank in self.living if not rank.is_serving} == {IN_DOUBT}
         if True in serving:
             assert all(rank.has_replayed and rank.why in {"", IN_DOUBT} for rank in self.ranks)
@@ -235,7 +235,7 @@ def test_ranks_that_do_as_they_should_replay() -> None:
 
 @pytest.mark.parametrize("where", [(0, False), (0, True), (1, False), (1, True)])
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_a_rank_killed_at_any_step_has_the_others_launch(where: tuple[int, bool], goes_on: bool) -> None:
+def test_a_rank_killed_at_any_step_has_the_others_run_kernels(where: tuple[int, bool], goes_on: bool) -> None:
     job = Job()
     victim = job.ranks[0]
     while victim.where != where or victim.lockstep is None:

@@ -1,4 +1,4 @@
-"""Processes that record together over a TCPStore: one that is killed or late has all of them launch, within the limits."""
+"""Processes that record together over a TCPStore: one that is killed or late has all of them run KERNELS, within the limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 RANKS = 3
-SERVES, LAUNCHES, KILLED = 0, 1, -signal.SIGKILL
+SERVES, RUNS_KERNELS, KILLED = 0, 1, -signal.SIGKILL
 LONG = datetime.timedelta(seconds=60)
 _fork = multiprocessing.get_context("fork")
 
@@ -39,7 +39,7 @@ def rank(port: int, number: int, killed_at: int | None) -> None:
             if step < len(lockstep.STEPS):
                 mine.go_on()
     except RanksError:
-        outcome = LAUNCHES
+        outcome = RUNS_KERNELS
     os._exit(outcome)
 
 
@@ -70,7 +70,9 @@ def ended(*processes: multiprocessing.process.BaseProcess) -> list[int | None]:
     return [each.exitcode for each in processes]
 
 
-@pytest.mark.parametrize(("killed_at", "others"), [(None, SERVES), (0, LAUNCHES), (1, LAUNCHES), (2, SERVES)])
+@pytest.mark.parametrize(
+    ("killed_at", "others"), [(None, SERVES), (0, RUNS_KERNELS), (1, RUNS_KERNELS), (2, SERVES)]
+)
 def test_the_others_end_alike_if_one_is_killed(
     start: Callable[[int, int | None], multiprocessing.process.BaseProcess],
     killed_at: int | None,
@@ -82,9 +84,9 @@ def test_the_others_end_alike_if_one_is_killed(
     assert ended(first) == [SERVES if killed_at is None else KILLED]
 
 
-def test_one_that_comes_late_launches_as_all_others_do(
+def test_one_that_comes_late_runs_kernels_as_all_others_do(
     start: Callable[[int, int | None], multiprocessing.process.BaseProcess],
 ) -> None:
-    assert ended(start(0, None), start(1, None)) == [LAUNCHES] * 2
+    assert ended(start(0, None), start(1, None)) == [RUNS_KERNELS] * 2
 
-    assert ended(start(2, None)) == [LAUNCHES]
+    assert ended(start(2, None)) == [RUNS_KERNELS]

@@ -66,7 +66,7 @@ def test_a_hit_on_the_rank_that_asks_first_is_everybodys(read: Callable[..., lis
 def test_a_hit_on_one_of_the_other_ranks_does_not_set_it_apart(read: Callable[..., list[Outcome]]) -> None:
     ranks = read("known_to_another")
 
-    assert column(ranks, "last") == ["launched"] * 4
+    assert column(ranks, "last") == ["kernels"] * 4
     assert column(ranks, "deployed") == [KERNELS] * 4
     assert column(ranks, "reasons") == [{ReasonCode.LONGER_ON_GPU.text: 2}] * 4
     assert column(ranks, "looked_up") == column(ranks, "measured") == [2, 0, 0, 0]
@@ -108,29 +108,31 @@ def test_a_late_rank_runs_what_was_decided_without_it(read: Callable[..., list[O
     assert column(ranks, "measured") == [2, 0, 0, 0]
 
 
-def test_for_a_leader_that_takes_too_long_all_launch(read: Callable[..., list[Outcome]]) -> None:
+def test_for_a_leader_that_takes_too_long_all_run_kernels(read: Callable[..., list[Outcome]]) -> None:
     ranks = read("late_leader")
 
-    assert column(ranks, "last") == ["launched"] * 4
+    assert column(ranks, "last") == ["kernels"] * 4
     assert column(ranks, "deployed") == [KERNELS] * 4
     assert column(ranks, "reasons") == [{"ranks: no decision within 0.3 s": 2}] * 4
     assert column(ranks, "measured") == [2, 0, 0, 0]
 
 
-def test_where_the_store_hangs_each_rank_launches_and_says_so(read: Callable[..., list[Outcome]]) -> None:
+def test_where_the_store_hangs_each_rank_runs_kernels_and_says_so(read: Callable[..., list[Outcome]]) -> None:
     ranks = read("store_hangs", (1, 2, 3))
 
-    assert column(ranks, "last") == ["launched"] * 3
+    assert column(ranks, "last") == ["kernels"] * 3
     assert column(ranks, "deployed") == [KERNELS] * 3
     # They go on waiting for it until the program ends.
     assert column(ranks, "reasons") == [{ReasonCode.RANKS_UNDECIDED.text: 2}] * 3
     assert [set(each["failures"]) for each in ranks] == [{"ranks: no answer in time"}] * 3
 
 
-def test_where_the_store_is_gone_each_rank_launches_and_says_so(read: Callable[..., list[Outcome]]) -> None:
+def test_where_the_store_is_gone_each_rank_runs_kernels_and_says_so(
+    read: Callable[..., list[Outcome]],
+) -> None:
     ranks = read("store_goes", (1, 2, 3))
 
-    assert column(ranks, "last") == ["launched"] * 3
+    assert column(ranks, "last") == ["kernels"] * 3
     assert column(ranks, "deployed") == [KERNELS] * 3
     # Rank 1 has measured, and the others wait for what it cannot tell them.
     reasons = ReasonCode.RANKS_UNREACHABLE, ReasonCode.RANKS_UNDECIDED, ReasonCode.RANKS_UNDECIDED

@@ -165,7 +165,7 @@ def test_without_memory_nothing_is_kept_and_nothing_launched(case: Case, allocat
     with pytest.raises(torch.OutOfMemoryError, match="as said"):
         case.replay(inputs)
 
-    assert len(inputs) == 2  # the call can be launched
+    assert len(inputs) == 2  # the call can run as KERNELS
     assert (case.blocks.held, case.replay.counts.replays) == (held, replays)
     case.expect(fused=4)
 
