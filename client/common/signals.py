@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import inspect
+import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -30,15 +32,17 @@ def handlers_put_off() -> Iterator[None]:
     A handler that saves a checkpoint within a capture of a CUDA graph would be captured, and not run. Python's KeyboardInterrupt is not
     put off, nor are timers; nor is a signal that comes once more, as from somebody who does not want to wait.
     """
-    came: dict[int, FrameType | None] = {}
+    came: list[int] = []
     handlers: dict[int, Any] = {}
+    process = os.getpid()
     is_over = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        if is_over or number in came:
+        # In a child that another thread has forked meanwhile, this block never ends.
+        if is_over or number in came or os.getpid() != process:
             handlers[number](number, frame)
         else:
-            came[number] = frame
+            came.append(number)
 
     try:
         if threading.current_thread() is threading.main_thread():
@@ -47,18 +51,26 @@ def handlers_put_off() -> Iterator[None]:
                 _exchange(number, note)
         yield
     finally:
-        is_over = True  # Ctrl-C may end what follows
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is note:
-                _exchange(number, handler)
-        _run(came, handlers)
+        is_over = True  # Ctrl-C or a timer may end what follows
+        try:
+            for number, handler in handlers.items():
+                if signal.getsignal(number) is note:
+                    _exchange(number, handler)
+        finally:
+            _run([(handlers[number], number) for number in came])
 
 
-def _run(came: dict[int, FrameType | None], handlers: dict[int, Any]) -> None:
-    """Call the handlers of signals that came, all of them: an exception of one is raised after the others."""
+def _run(handlers: list[tuple[Any, int]]) -> None:
+    """Call handlers of signals that came, all of them: an exception of one is raised after the others."""
     with contextlib.ExitStack() as stack:
-        for number in reversed(came):
-            stack.callback(handlers[number], number, came[number])
+        for handler, number in reversed(handlers):
+            stack.callback(_call, handler, number)
+
+
+def _call(handler: Any, number: int) -> None:
+    # Not the frame that the signal interrupted, which would have kept tensors of a capture. Nor may a variable hold this one: it would
+    # keep itself, and the frames of all callers, until Python's garbage collector runs.
+    handler(number, inspect.currentframe())
 
 
 def _put_off() -> list[int]:

@@ -126,6 +126,11 @@ class Capture:
         if pool is not None:
             pool.release()
 
+    def release_addresses(self) -> None:
+        """Release all but the addresses of allocations that have no memory of their own: these stay until the call is closed."""
+        if self.addresses is not None:
+            self.let_go()
+
     def discard(self, driver: Driver) -> None:
         """Release the memory, and destroy the graph."""
         try:
@@ -180,16 +185,25 @@ class CudaRecorder:
         capture that `is_shifted` has its allocations at other addresses modulo 4 GiB. Outputs with `reserves` lie in these. The backing
         allocation has `backing` bytes, if the device has them. A callable that draws random numbers raises unless it `may_draw`.
         """
-        with handlers_put_off(), _one_at_a_time, torch.cuda.device(self.device):
-            if reason := self._why_not():
-                raise TransientError(reason)
-            if not hasattr(self._threads, "handle"):
-                # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
-                self._threads.handle = torch.cuda.current_blas_handle()
-            if addresses is None and backing and backing * MARGIN > self._unreserved(self._counts):
-                backing = 0  # PyTorch reports an allocation that fails to its observers
-            shifts = SHIFTS if is_shifted else ()
-            return self._capture(run_kernels, inputs, reserves, shifts, backing, addresses, may_draw=may_draw)
+        made = None
+        try:
+            with handlers_put_off(), _one_at_a_time, torch.cuda.device(self.device):
+                if reason := self._why_not():
+                    raise TransientError(reason)
+                if not hasattr(self._threads, "handle"):
+                    # Each thread has a cuBLAS handle of its own, which cannot be made within a capture.
+                    self._threads.handle = torch.cuda.current_blas_handle()
+                if addresses is None and backing and backing * MARGIN > self._unreserved(self._counts):
+                    backing = 0  # PyTorch reports an allocation that fails to its observers
+                shifts = SHIFTS if is_shifted else ()
+                made = self._capture(
+                    run_kernels, inputs, reserves, shifts, backing, addresses, may_draw=may_draw
+                )
+            return made  # noqa: RET504 - a handler may raise where the block ends
+        except BaseException:
+            if made is not None:
+                made.discard(self.driver)
+            raise
 
     def why_not(self) -> str | None:
         """Return why this process cannot capture anything now; None if it can. Does not wait for the lock."""
@@ -232,14 +246,7 @@ class CudaRecorder:
                 allocations,
                 in_place,
                 as_tuple=as_tuple,
-                cursor=GeneratorCursor(
-                    graph,
-                    torch.cuda.default_generators[self._device_index],
-                    self.driver,
-                    self._synchronize,
-                    self._affinity(),
-                    generators,
-                ),
+                cursor=self._cursor(graph, generators, may_draw=may_draw),
                 pool=pool,
                 reserves=tuple(reserves),
                 backing=backing,
@@ -254,6 +261,15 @@ class CudaRecorder:
             graph.reset()
             pool.release()
             raise
+
+    def _cursor(
+        self, graph: torch.cuda.CUDAGraph, generators: Sequence[torch.Generator], *, may_draw: bool
+    ) -> RngCursor | None:
+        if self._shares_state and not (may_draw or generators):
+            graph.reset()  # it would have raised where it drew
+            return None
+        default = torch.cuda.default_generators[self._device_index]
+        return GeneratorCursor(graph, default, self.driver, self._synchronize, self._affinity(), generators)
 
     def _pool(
         self, generators: Sequence[torch.Generator], addresses: AliasedMemory | None, *, may_draw: bool

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import (
     DisturbedError,
@@ -35,7 +36,7 @@ from pygraphd.client.recording import builder, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups, only_for_backward
 from pygraphd.client.recording.budget import Budget
 from pygraphd.client.recording.call_conditions import why_not_bind
-from pygraphd.client.recording.capture import Capture
+from pygraphd.client.recording.capture import AddressesError, Capture
 from pygraphd.client.recording.comparison import ALL_NAN, is_any_all_nan
 from pygraphd.client.recording.device_waits import GPU_WAITS
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, CapturedCall
@@ -123,7 +124,8 @@ class Pipeline:
         self._report = report
         self.budget = Budget(recorder, report)
         self._facts = facts
-        self._may_draw = facts.may_draw
+        # From torch 2.13 on, a capture is no matter of other threads that draw.
+        self._may_draw = facts.may_draw or not torch_private.graphs_share_random_state()
         self.captures = 0
         """The number of captured calls, whether or not a recording was made."""
         self.host_us = 0.0
@@ -160,7 +162,7 @@ class Pipeline:
                 in_full = None
             # Not while ranks wait for each other, which may take half a minute: `CudaRecorder.capture` has handlers wait for itself.
             until_done = handlers_put_off() if lockstep is None else contextlib.nullcontext()
-            with self._timed(), until_done, no_garbage_collection():
+            with until_done, self._timed(), no_garbage_collection():
                 attempt = self._record(
                     inputs, constraints, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
                 )
@@ -297,7 +299,7 @@ class Pipeline:
             ),
         )
         try:
-            _release(capture)
+            capture.release_addresses()
             call.kept += capture.own_bytes
             verification = self._verification(
                 built, capture, tensors, call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
@@ -347,7 +349,7 @@ class Pipeline:
 
     def _recapture(self, call: Call, first: Capture) -> CapturedCall:
         """Capture a call again at other addresses, while the first capture of it has its addresses still."""
-        _release(first)
+        first.release_addresses()
         # Memory that is free in the pool of that one counts as free, and cannot be used by another capture.
         tensors = call.stand_ins(besides=2 * first.own_bytes, is_further=True)
         try:
@@ -393,9 +395,8 @@ class Pipeline:
                 raise
             if _SAYS_INTERRUPTED in str(error):
                 raise DisturbedError(INTERRUPTED) from error
-            if not self._may_draw:
-                self._may_draw = True  # attention with dropout does
-                return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
+            if not (self._may_draw or isinstance(error, AddressesError)):
+                return self._capture_drawing(call, tensors, reserves, backing, is_shifted=is_shifted)
             if addresses is None:
                 if not hasattr(self._threads, "kernels_ran"):
                     # At its first call in a thread a library may make a handle, which it cannot make within a capture.
@@ -405,6 +406,15 @@ class Pipeline:
         # There were too few addresses, or an operator asks more of memory than an address.
         call.has_memory = True
         return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
+
+    def _capture_drawing(self, call: Call, *arguments: Any, is_shifted: bool) -> Capture:
+        """Capture a callable that was thought not to draw random numbers, as attention with dropout does."""
+        self._may_draw = True
+        try:
+            return self._capture_on(call, *arguments, is_shifted=is_shifted)
+        except BaseException:
+            self._may_draw = False  # that was not why
+            raise
 
     def _in_lockstep(
         self, lockstep: Lockstep, replay: Replay, inputs: list[Any], memory: list[torch.Tensor]
@@ -463,6 +473,8 @@ class Pipeline:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2
         self.budget.make_sure_of(copies + memory + beside, call.held(beside * (not is_doubted)))
         generator, given = self._recorder.generator, generators_in(call.inputs).values()
+        if not (self._facts.may_draw or built.replay.draws):
+            generator = None  # to put it back would take back what other threads draw
         if generator is not None and given:
             generator = Generators((cast("Any", generator), *given))
         return Verification(
@@ -481,12 +493,6 @@ class Pipeline:
             on_host=on_host,
             run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),
         )
-
-
-def _release(capture: Capture) -> None:
-    """Release the pool of a capture whose allocations have no memory of their own: their addresses stay until the call is closed."""
-    if capture.addresses is not None:
-        capture.let_go()
 
 
 def _first_line(error: BaseException) -> str:

@@ -112,8 +112,8 @@ class Recordings:
         self._is_called = False
         self._postponed = 0
         self._recording = threading.Lock()
-        self._changing = threading.Lock()
-        """Guards `_slots` and the recordings in them; held only while they change."""
+        self._changing = threading.RLock()
+        """Guards `_slots` and the recordings in them; held only while they change. A signal handler may call a graph meanwhile."""
 
     @property
     def is_awaited(self) -> bool:

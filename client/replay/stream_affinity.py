@@ -28,7 +28,7 @@ class StreamAffinity:
 
     def __init__(self, driver: Driver, watch: Callable[[], Callable[[], bool]]) -> None:
         """Begin on no stream; `watch()` returns a function that tells whether the stream current now has nothing left to do."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler may come between taking it and noting the holder
         self.holder = 0
         """The thread that holds the lock, for its own calls alone: a signal handler may call a graph within a launch. 0: none."""
         self._driver = driver

@@ -156,8 +156,8 @@ for number in range(10 + COMPILED - TRACED, 10 + COMPILED):
     use(number)
 print(json.dumps([objects() - before, traced() - allocated, rss() - mapped]))
 """
-COMPILED = 60
-"""Real compilations, each of a third of a second: what one of them left behind would be there sixty times."""
+COMPILED = 200
+"""Real compilations, each of a third of a second: what one of them left behind would be there two hundred times."""
 TRACED = 15
 """The last of these, whose allocations are traced, with which each takes four times as long."""
 LINE = {"Decision", "Deployed", "Entry", "Graph", "Portable", "Reason", "Record", "Spooled"}
@@ -165,7 +165,7 @@ LINE = {"Decision", "Deployed", "Entry", "Graph", "Portable", "Reason", "Record"
 
 
 @pytest.mark.slow
-def test_memory_is_where_it_was_after_sixty_compilations(run_program: Run) -> None:
+def test_memory_is_where_it_was_after_two_hundred_compilations(run_program: Run) -> None:
     """What PyGraph allocates and keeps for a graph is its line in the summary: at most 2 KB. PyTorch keeps more."""
     program = PROGRAM.replace("COMPILED", str(COMPILED)).replace("TRACED", str(TRACED))
 
@@ -176,4 +176,4 @@ def test_memory_is_where_it_was_after_sixty_compilations(run_program: Run) -> No
     assert set(grown) <= LINE
     assert max(grown.values(), default=0) <= 2 * COMPILED, grown  # of each at most one for a graph
     assert kept <= 2 * TRACED * 2048, kept
-    assert mapped <= 100 * 2**20, mapped
+    assert mapped <= 300 * 2**20, mapped

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 STREAMS = 40
 """More than PyTorch has: it deals them out again and again."""
+MOST_DRAWN = 200_000
 UNTIL_DONE_S = 30
 
 
@@ -109,6 +110,32 @@ def test_random_numbers_are_those_that_are_drawn_without_a_capture(beside: Besid
 
     for mine, right in zip(drawn, expected, strict=True):
         torch.testing.assert_close(mine, right, rtol=0, atol=0)
+
+
+def test_a_thread_that_draws_all_the_time_draws_each_number_once(beside: Beside) -> None:
+    """Also in the moments in which a capture begins."""
+    drawn, failed, is_over = list[torch.Tensor](), list[Exception](), threading.Event()
+
+    def draw() -> None:
+        try:
+            while not is_over.is_set() and len(drawn) < MOST_DRAWN:
+                drawn.append(torch.randn(4, device="cuda"))
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            failed.append(error)
+
+    torch.cuda.manual_seed(7)
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for _ in range(40):
+        beside.capture(lambda: time.sleep(0.001))
+    is_over.set()
+    thread.join()
+    torch.cuda.manual_seed(7)
+    expected = [torch.randn(4, device="cuda") for _ in drawn]
+
+    assert failed == []
+    assert len(drawn) > 40
+    torch.testing.assert_close(torch.stack(drawn), torch.stack(expected), rtol=0, atol=0)
 
 
 def test_what_draws_random_numbers_raises_where_it_was_said_not_to(beside: Beside) -> None:

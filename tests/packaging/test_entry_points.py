@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib.metadata import EntryPoint, entry_points, version
@@ -13,6 +14,7 @@ import typer
 
 import pygraphd
 from pygraphd.cli.commands import application
+from tests.support import warm_python
 
 PROGRAM = Path(sys.executable).with_name("pygraphd")
 
@@ -73,7 +75,8 @@ def test_command_and_its_options_have_help(name: str) -> None:
 def test_help_is_printed_and_explains_the_command(name: str) -> None:
     words = name.split()[1:]
 
-    said = subprocess.run([PROGRAM, *words, "-h"], capture_output=True, text=True, check=True, timeout=60)
+    said = warm_python.commands().run([PROGRAM, *words, "-h"], os.environ, Path.cwd(), 60)
 
+    assert said.returncode == 0
     assert f"Usage: {name}" in said.stdout
     assert said.stderr == ""

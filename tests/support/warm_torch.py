@@ -60,6 +60,9 @@ LATER = (
     "torch.utils.cpp_extension",
 )
 
+# Modules of passes that make patterns in the first compilation, and what that asks them for; `post_grad` imports `compile_fx`.
+PATTERNS = {"pre_grad": (), "joint_graph": (torch.device("cpu"),)}
+
 # Contains what has Inductor choose an instruction set, as most kernels of programs do.
 KERNEL = 'extern "C" void kernel(float* x) { /* at::vec:: */ }'
 
@@ -73,6 +76,9 @@ def prepare() -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     torch._inductor.codecache.torch_key()
+    for passes, device in PATTERNS.items():
+        with contextlib.suppress(Exception):  # of a version that makes them otherwise
+            importlib.import_module(f"torch._inductor.fx_passes.{passes}").lazy_init(*device)
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(Exception):  # without a compiler, say
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder  # of this process alone
         torch._inductor.codecache.CppPythonBindingsCodeCache.load_pybinding(["float*"], KERNEL)

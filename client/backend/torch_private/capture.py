@@ -120,8 +120,7 @@ def capturing(
     is_apart = graphs_share_random_state() and not (may_draw or generators)
     apart = StateApart(device_index) if is_apart else None
     try:
-        with apart or contextlib.nullcontext():
-            _begin_capture(graph, generators, pool=own_pool)
+        _begin_capture(graph, generators, apart, pool=own_pool)
         try:
             # If several pools match an allocation, the allocator takes the pool that began last.
             torch._C._cuda_beginAllocateCurrentThreadToPool(device_index, pool)
@@ -141,12 +140,15 @@ def capturing(
             # An operator that fails while it draws from another generator leaves that one as the device's default.
             default.graphsafe_set_state(begun_with)
         if not ended:
-            _clean_up_after_capture(graph, device_index, own_pool, generators, spare)
-        if apart is not None:
-            apart.settle()
+            _failed_captures.append(graph)
+            _close_pool(device_index, own_pool)
+            if apart is None:
+                _heal_generators(device_index, generators, spare)
 
 
-def _begin_capture(graph: Any, generators: Sequence[torch.Generator] = (), **options: Any) -> None:
+def _begin_capture(
+    graph: Any, generators: Sequence[torch.Generator] = (), apart: StateApart | None = None, **options: Any
+) -> None:
     """Begin to capture the current stream, without launching anything on it.
 
     Up to torch 2.12, `capture_begin` fills the generator's seed and offset by two kernels, although each replay writes them again. After
@@ -154,19 +156,32 @@ def _begin_capture(graph: Any, generators: Sequence[torch.Generator] = (), **opt
     (H200, driver 580).
     """
     modes: Any = torch.utils._python_dispatch
-    modes._push_mode(_NothingFilled())  # entering the mode would affect other threads
+    modes._push_mode(_Beginning(apart))  # entering the mode would affect other threads
     try:
         for each in generators:
             graph.register_generator_state(each)
+        if apart is not None:
+            apart.begin()
         graph.capture_begin(capture_error_mode="thread_local", **options)
     finally:
         modes._pop_mode()
+        if apart is not None:
+            apart.end()
 
 
-class _NothingFilled(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
-    """Skips operators that fill a tensor with a number."""
+class _Beginning(TorchDispatchMode):  # type: ignore[misc]  # torch has no types for it
+    """Skips operators that fill a tensor with a number, and puts the default generator's state back at the first that allocates a tensor.
+
+    For a state that is new, `capture_begin` notes the state in the graph, allocates its tensors, and then marks it as captured.
+    """
+
+    def __init__(self, apart: StateApart | None) -> None:
+        super().__init__()
+        self._apart = apart
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._apart is not None and func is torch.ops.aten.empty.memory_format:
+            self._apart.end()
         return args[0] if func is torch.ops.aten.fill_.Scalar else func(*args, **(kwargs or {}))
 
 
@@ -174,18 +189,16 @@ _failed_captures: list[Any] = []
 """Graphs of failed captures, never freed: up to torch 2.13 the pinned-memory allocator may still query them."""
 
 
-def _clean_up_after_capture(
-    graph: Any, device_index: int, pool: Pool, generators: Sequence[torch.Generator], spare: Any
-) -> None:
-    """Undo the effects of `capture_begin` that a failed `capture_end` has left."""
-    _failed_captures.append(graph)
-    # Up to torch 2.12 the pool stays open, which is fatal when the allocator next frees its cache. Later versions close it
-    # themselves: then this raises RuntimeError at once.
+def _close_pool(device_index: int, pool: Pool) -> None:
+    """Close the pool that a failed `capture_end` has left open, up to torch 2.12: that is fatal when the allocator next frees its cache."""
+    # Later versions close it themselves: then this raises RuntimeError at once.
     with contextlib.suppress(RuntimeError):
         torch._C._cuda_endAllocateToPool(device_index, pool)
         torch._C._cuda_releasePool(device_index, pool)
-    # Up to torch 2.12 generators stay in the state of being captured, and every random number raises. A capture that succeeds
-    # resets them.
+
+
+def _heal_generators(device_index: int, generators: Sequence[torch.Generator], spare: Any) -> None:
+    """Have generators draw again: up to torch 2.12 a failed capture leaves them captured. A capture that succeeds resets them."""
     with contextlib.suppress(RuntimeError), torch.cuda.stream(spare or torch.cuda.Stream(device_index)):
         something = torch.empty(1, device=torch.device("cuda", device_index))
         torch.cuda.synchronize(device_index)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DEVICE_WAITS = ("_cuda_synchronize", "_accelerator_synchronizeDevice")
 """The functions of `torch._C` that wait for all streams of a device."""
+_UNLIKELY = 4 << 40
+"""An offset of a generator that is not met by chance; a multiple of 4."""
 LONGEST_S = 10.0
 """Longest time in seconds that another thread's wait is put off. Then it is begun, which raises in that thread and ends the capture."""
 
@@ -45,26 +47,51 @@ def _once_over(is_over: threading.Event, thread: int, wait: Callable[..., Any], 
 
 
 class StateApart:
-    """Another state in the place of the one that a device's default generator has, while a capture begins.
+    """Another state in the place of the one that a device's default generator has, where a capture begins.
 
     Up to torch 2.12 each capture marks the default state as captured, and then any random number that another thread draws raises. A
-    capture that began so cannot draw from the default generator.
+    capture that began so cannot draw from the default generator. Between `begin` and `end` other threads may run for some moments.
     """
 
     def __init__(self, device_index: int) -> None:
         self._default: Any = torch.cuda.default_generators[device_index]
+        self._state: Any = None
+        self._apart: Any = None
+        self._seed = self._offset = 0
+        self._is_in_place = False
+
+    def begin(self) -> None:
+        """Put another state in place, with the same seed and offset. To be called once."""
         self._state = self._default.graphsafe_get_state()
         self._apart = self._state.clone_state()
-        self._begun_at: int = self._apart.get_offset()
-
-    def __enter__(self) -> None:
+        self._seed, self._offset = self._apart.initial_seed(), self._apart.get_offset()
         self._default.graphsafe_set_state(self._apart)
+        self._is_in_place = True
 
-    def __exit__(self, *_: object) -> None:
-        self._default.graphsafe_set_state(self._state)
+    def end(self) -> None:
+        """Put the default state back, with what other threads have done to the other one meanwhile. Does nothing the second time."""
+        if not self._is_in_place:
+            return
+        self._is_in_place = False
+        try:
+            is_replaced, changed = self._is_replaced(), (self._apart.initial_seed(), self._apart.get_offset())
+        except RuntimeError:  # the capture has begun already
+            is_replaced, changed = False, (self._seed, self._offset)
+        if not is_replaced:
+            self._default.graphsafe_set_state(self._state)
+        self._take_over(*changed)
 
-    def settle(self) -> None:
-        """Advance the default state by what other threads have drawn from the other one. To be called after the capture."""
-        drawn = self._apart.get_offset() - self._begun_at
-        if drawn:
-            self._state.set_offset(self._state.get_offset() + drawn)
+    def _is_replaced(self) -> bool:
+        """Return whether the program has put a state of its own there meanwhile."""
+        offset = self._apart.get_offset()
+        self._apart.set_offset(offset + _UNLIKELY)
+        is_replaced = self._default.get_offset() != offset + _UNLIKELY
+        self._apart.set_offset(offset)
+        return bool(is_replaced)
+
+    def _take_over(self, seed: int, offset: int) -> None:
+        if seed != self._seed or offset < self._offset:
+            self._state.manual_seed(seed)
+            self._state.set_offset(offset)
+        elif offset > self._offset:
+            self._state.set_offset(self._state.get_offset() + offset - self._offset)

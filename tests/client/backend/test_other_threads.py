@@ -72,8 +72,8 @@ def test_a_function_that_the_program_has_put_there_meanwhile_stays(waits: list[t
 class Generator:
     """A generator over a state that others may have, too, as PyTorch's on GPUs are."""
 
-    def __init__(self, offset: int = 0) -> None:
-        self.state = [offset]
+    def __init__(self, seed: int = 1, offset: int = 100) -> None:
+        self.state = [seed, offset]
 
     def graphsafe_get_state(self) -> Generator:
         found = Generator()
@@ -84,32 +84,87 @@ class Generator:
         self.state = other.state
 
     def clone_state(self) -> Generator:
-        return Generator(self.state[0])
+        return Generator(*self.state)
 
-    def get_offset(self) -> int:
+    def initial_seed(self) -> int:
         return self.state[0]
 
+    def get_offset(self) -> int:
+        return self.state[1]
+
     def set_offset(self, offset: int) -> None:
-        self.state[0] = offset
+        self.state[1] = offset
+
+    def manual_seed(self, seed: int) -> None:
+        self.state[:] = seed, 0
+
+    def draw(self) -> tuple[int, int]:
+        """Return what the next four numbers follow from."""
+        seed, offset = self.state
+        self.state[1] += 4
+        return seed, offset
 
 
-@pytest.mark.parametrize("drawn", [0, 8])
-def test_numbers_that_others_draw_while_a_capture_begins_are_not_drawn_again(
-    monkeypatch: pytest.MonkeyPatch, drawn: int
-) -> None:
-    default = Generator(100)
-    state = default.state
-    monkeypatch.setattr(torch.cuda, "default_generators", (default,))
+@pytest.fixture
+def default(monkeypatch: pytest.MonkeyPatch) -> Generator:
+    made = Generator()
+    monkeypatch.setattr(torch.cuda, "default_generators", (made,))
+    return made
 
-    apart = StateApart(0)
-    with apart:
-        assert default.state is not state
-        default.set_offset(default.get_offset() + drawn)
+
+def test_numbers_that_others_draw_where_a_capture_begins_are_drawn_once(default: Generator) -> None:
+    apart, state = StateApart(0), default.state
+    apart.begin()
+    assert default.state is not state
+    drawn = [default.draw(), default.draw()]
+    apart.end()
     assert default.state is state
-    default.set_offset(default.get_offset() + 4)
-    apart.settle()
+    drawn += [default.draw()]
+    apart.end()
+    drawn += [default.draw()]
 
-    assert default.get_offset() == 104 + drawn
+    assert drawn == [(1, 100 + 4 * number) for number in range(4)]
+
+
+def test_a_seed_that_is_set_where_a_capture_begins_holds(default: Generator) -> None:
+    apart, state = StateApart(0), default.state
+    apart.begin()
+    default.manual_seed(7)
+    default.draw()
+    apart.end()
+
+    assert default.state is state
+    assert default.draw() == (7, 4)
+
+
+def test_a_state_that_the_program_puts_in_place_where_a_capture_begins_stays(default: Generator) -> None:
+    """As trackers of random numbers for tensor parallelism do; what it puts back later is the default one."""
+    apart, state, own = StateApart(0), default.graphsafe_get_state(), Generator(3, 8)
+    apart.begin()
+    default.graphsafe_set_state(own)
+    apart.end()
+
+    assert default.draw() == (3, 8)
+    default.graphsafe_set_state(state)
+    assert default.draw() == (1, 100)
+
+
+def test_the_state_is_put_back_where_nothing_may_be_asked_any_more(
+    default: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default one is marked as captured then, as without all this, and nothing raises."""
+
+    def fail(_: object) -> int:
+        raise RuntimeError("Cannot call get_offset during capture")
+
+    apart, state = StateApart(0), default.state
+    apart.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(Generator, "get_offset", fail)
+        apart.end()
+
+    assert default.state is state
+    assert default.draw() == (1, 100)
 
 
 @pytest.mark.parametrize(

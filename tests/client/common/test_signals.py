@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+from pygraphd.client.common import signals
 from pygraphd.client.common.signals import handlers_put_off
 
 if TYPE_CHECKING:
@@ -118,6 +122,93 @@ def test_another_thread_puts_nothing_off(seen: list[int]) -> None:
     assert seen == [signal.SIGUSR1]
     over.set()
     thread.join()
+
+
+def test_a_child_forked_by_another_thread_does_not_wait_for_a_block_that_never_ends(seen: list[int]) -> None:
+    ready, tell = os.pipe()
+
+    def fork() -> None:
+        if not (child := os.fork()):
+            os.write(tell, b"1")  # before that, Python forgets signals that have come
+            for _ in range(10_000):
+                time.sleep(0.001)  # handlers run in the thread that is the main one of the child
+                if seen:
+                    os._exit(0)
+            os._exit(1)
+        children.append(child)
+
+    children: list[int] = []
+    with handlers_put_off():
+        thread = threading.Thread(target=fork)
+        thread.start()
+        thread.join()
+    os.read(ready, 1)
+    os.kill(children[0], signal.SIGUSR1)
+
+    assert os.waitpid(children[0], 0)[1] == 0
+    assert seen == []
+    os.close(ready)
+    os.close(tell)
+
+
+def test_what_a_signal_interrupts_is_not_kept_until_its_handler_runs(seen: list[int]) -> None:
+    """Tensors of a capture would look like memory that the graph keeps."""
+
+    class Tensor:
+        pass
+
+    def interrupted() -> weakref.ref[Tensor]:
+        tensor = Tensor()
+        strike(signal.SIGUSR1)
+        return weakref.ref(tensor)
+
+    with handlers_put_off():
+        assert interrupted()() is None
+        assert seen == []
+    assert seen == [signal.SIGUSR1]
+
+
+@pytest.mark.parametrize("comes", [False, True])
+def test_the_block_keeps_no_frame_of_its_callers(seen: list[int], comes: bool) -> None:
+    """Their variables hold tensors, and a recording that lacks memory is refused on the spot."""
+
+    class Tensor:
+        pass
+
+    def caller() -> weakref.ref[Tensor]:
+        tensor = Tensor()
+        with handlers_put_off():
+            if comes:
+                strike(signal.SIGUSR1)
+        return weakref.ref(tensor)
+
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()
+    assert bool(seen) is comes
+
+
+def test_a_timer_that_raises_where_the_block_ends_loses_no_signal(
+    seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise TimeoutError
+
+    def ended() -> None:
+        with handlers_put_off():
+            strike(signal.SIGUSR1)
+            monkeypatch.setattr(signals, "_exchange", fail)
+
+    try:
+        with pytest.raises(TimeoutError):
+            ended()
+    finally:
+        monkeypatch.undo()
+    assert seen == [signal.SIGUSR1]
+    strike(signal.SIGUSR2)  # what was not put back calls the program's handler at once
+    assert seen == [signal.SIGUSR1, signal.SIGUSR2]
 
 
 @pytest.mark.parametrize("interrupts", [False, True])

@@ -225,7 +225,7 @@ class Showing(Program):
 @pytest.mark.usefixtures("standing_in")
 @example(HABITS)
 @given(programs)
-@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_any_program_returns_lies_where_it_would(habits: tuple[type[Habit], ...]) -> None:
     eager, without, found, report = seen_in_three_ways(Showing(habits))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import threading
 from ctypes import byref, c_int
 from typing import TYPE_CHECKING, Any, cast
@@ -179,6 +180,51 @@ class Stream:
         self.waits += 1
 
 
+def is_held(affinity: StreamAffinity) -> bool:
+    """Return whether another thread would have to wait for the lock."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        found.append(not affinity.lock.acquire(blocking=False))
+        if not found[0]:
+            affinity.lock.release()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_a_capture_at_whose_end_a_handler_raises_is_discarded(
+    monkeypatch: pytest.MonkeyPatch, emulator: Emulator
+) -> None:
+    """It is done when the handler runs, and nobody has it."""
+    made, discarded = recorder(monkeypatch, None), list[object]()
+    made.driver, made._threads = emulator.driver, threading.local()
+    made._threads.handle = 1
+
+    class Captured:
+        def discard(self, driver: object) -> None:
+            discarded.append(driver)
+
+    def capture_and_strike(*_: object, **__: object) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return Captured()
+
+    def fail(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(made, "_capture", capture_and_strike)
+    before = signal.signal(signal.SIGUSR1, fail)
+    try:
+        with pytest.raises(TimeoutError):
+            made.capture(list, [])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert discarded == [emulator.driver]
+
+
 @pytest.mark.parametrize("shares", [True, False])
 def test_nobody_launches_what_reads_the_state_that_a_capture_shares_until_it_has_ended(
     monkeypatch: pytest.MonkeyPatch, emulator: Emulator, shares: bool
@@ -189,14 +235,14 @@ def test_nobody_launches_what_reads_the_state_that_a_capture_shares_until_it_has
     made._random_numbers = StreamAffinity(emulator.driver, lambda: bool)
     made.__dict__["_stream"] = stream
     made._random_numbers.enter(7)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(made._random_numbers.lock.locked()))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append(is_held(made._random_numbers)))
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(capture, "_workspaces_in_capture", contextlib.nullcontext)
 
     class Pool:
         @contextlib.contextmanager
         def capturing(self, _: object) -> Iterator[None]:
-            seen.append(made._random_numbers.lock.locked())
+            seen.append(is_held(made._random_numbers))
             made._random_numbers.expect(8)
             yield
 

@@ -15,7 +15,9 @@ from pygraphd.client.common.guard import guarded
 from pygraphd.client.common.report import Report
 from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.decisions.transport import Transport
+from pygraphd.client.recording import recordings
 from pygraphd.client.recording.pipeline import Pipeline
+from pygraphd.client.recording.size_slot import SizeSlot
 from pygraphd.client.recording.verification import Verification
 from pygraphd.client.replay.replay import Replay
 from tests.support.recording_case import Case, Operations, add, case
@@ -174,6 +176,30 @@ def test_a_recording_whose_end_a_handler_raises_at_is_destroyed(
     assert case.emulator.live() == before
     for _ in range(3):
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    case.expect(captured=1)
+
+
+def test_a_handler_may_call_a_graph_while_its_recordings_change(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, seen = case.make(add), list[Any]()
+
+    def strike_first(size: Any) -> Any:
+        monkeypatch.setattr(recordings, "SizeSlot", SizeSlot)
+        strike()
+        return SizeSlot(size)
+
+    monkeypatch.setattr(recordings, "SizeSlot", strike_first)
+    before = signal.signal(
+        signal.SIGUSR1, lambda *_: seen.append(run([case.floats(3), case.floats(4)])[0].tolist())
+    )
+    try:
+        for _ in range(4):
+            assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert seen == [[7]]
     case.expect(captured=1)
 
 
