@@ -101,3 +101,8 @@ def pour(descriptor: int, data: bytes, seconds: float) -> None:
         with contextlib.suppress(BlockingIOError):
             left = left[os.write(descriptor, left[:_PIECE]) :]
         remaining = deadline - time.monotonic()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its type if it has none."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -148,7 +148,6 @@ class Report:
     ) -> None:
         """Note that a graph is deployed, the source of its decision, and its measurements; `because`: see `Deployed`."""
         figures = [dataclasses.asdict(each) for each in measured]
-        # Before the lock is taken, which is not reentrant.
         self.note_graph(graph.digest, decided_at=time.time(), figures=figures)
         key, deployment, text = environment.digest(), decision.deployment, _text(decision)
         how = decision.deployment, decision.reason, decision.final, source

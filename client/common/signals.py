@@ -30,56 +30,68 @@ def handlers_put_off() -> Iterator[None]:
     """Run the program's signal handlers after this block, in the main thread, rather than within it; what they raise is raised then.
 
     A handler that saves a checkpoint within a capture of a CUDA graph would be captured, and not run. Python's KeyboardInterrupt is not
-    put off, nor are timers; nor is a signal that comes once more, as from somebody who does not want to wait.
+    put off, nor are timers; nor is a signal that comes once more, as from somebody who does not want to wait. A block within another
+    does nothing.
     """
-    came: list[int] = []
-    handlers: dict[int, Any] = {}
-    process = os.getpid()
-    is_over = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        # In a child that another thread has forked meanwhile, this block never ends.
-        if is_over or number in came or os.getpid() != process:
-            handlers[number](number, frame)
-        else:
-            came.append(number)
-
+    put_off = _PutOff()
     try:
         if threading.current_thread() is threading.main_thread():
-            for number in _put_off():
-                handlers[number] = signal.getsignal(number)
-                _exchange(number, note)
+            put_off.begin()
         yield
     finally:
-        is_over = True  # Ctrl-C or a timer may end what follows
+        put_off.end()
+
+
+class _PutOff:
+    """The handler of all signals within one block."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._handlers: dict[int, Any] = {}
+        self._came: list[int] = []
+        self._is_over = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        # In a child that another thread has forked meanwhile, this block never ends.
+        if self._is_over or number in self._came or os.getpid() != self._process:
+            self._handlers[number](number, frame)
+        else:
+            self._came.append(number)
+
+    def begin(self) -> None:
+        """Take the place of the program's handlers."""
+        for each in signal.valid_signals() - _TIMERS:
+            handler = signal.getsignal(each)
+            if (
+                callable(handler)
+                and not isinstance(handler, _PutOff)
+                and handler != signal.default_int_handler
+            ):
+                self._handlers[each] = handler
+                _exchange(each, self)
+
+    def end(self) -> None:
+        """Put the program's handlers back, and call those of signals that came."""
+        self._is_over = True  # Ctrl-C or a timer may end what follows
         try:
-            for number, handler in handlers.items():
-                if signal.getsignal(number) is note:
+            for number, handler in self._handlers.items():
+                if signal.getsignal(number) is self:
                     _exchange(number, handler)
         finally:
-            _run([(handlers[number], number) for number in came])
+            _run([(self._handlers[number], number) for number in self._came])
 
 
 def _run(handlers: list[tuple[Any, int]]) -> None:
     """Call handlers of signals that came, all of them: an exception of one is raised after the others."""
-    with contextlib.ExitStack() as stack:
-        for handler, number in reversed(handlers):
-            stack.callback(_call, handler, number)
-
-
-def _call(handler: Any, number: int) -> None:
-    # Not the frame that the signal interrupted, which would have kept tensors of a capture. Nor may a variable hold this one: it would
-    # keep itself, and the frames of all callers, until Python's garbage collector runs.
-    handler(number, inspect.currentframe())
-
-
-def _put_off() -> list[int]:
-    handled = {each: signal.getsignal(each) for each in signal.valid_signals() - _TIMERS}
-    return [
-        number
-        for number, handler in handled.items()
-        if callable(handler) and handler is not signal.default_int_handler
-    ]
+    # No variable may hold an exception that is raised from its frame, or a frame: it would keep itself, and all that the callers' variables
+    # hold, until Python's garbage collector runs.
+    if handlers:
+        handler, number = handlers[0]
+        try:
+            # Not the frame that the signal interrupted, which would have kept tensors of a capture.
+            handler(number, inspect.currentframe())
+        finally:
+            _run(handlers[1:])
 
 
 def _exchange(number: int, handler: Any) -> None:

@@ -177,10 +177,13 @@ class Pipeline:
             return self._refusal(error)  # nothing has run yet: the call can run as if nothing had been
         # Without what the recording holds: a program may catch it, and try a smaller batch.
         out_of_memory.__context__ = None
-        raise out_of_memory.with_traceback(None)
+        try:
+            raise out_of_memory.with_traceback(None)
+        finally:
+            del out_of_memory  # it holds this frame
 
     def _refusal(self, error: Exception) -> Refusal:
-        reason = _first_line(error)
+        reason = log.first_line(error)
         if isinstance(error, RanksError):
             return self._not_together(error)
         if isinstance(error, TransientError | torch.OutOfMemoryError):
@@ -231,7 +234,7 @@ class Pipeline:
             persistence = Persistence.TRANSIENT if is_short else Persistence.PROCESS
             if isinstance(error, ProfiledError):
                 persistence = Persistence.ONE_CALL
-            reason = f"verification failed: {_first_line(error)}"
+            reason = f"verification failed: {log.first_line(error)}"
             return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
 
     def _not_together(self, error: RanksError) -> Refusal:
@@ -402,19 +405,21 @@ class Pipeline:
                     # At its first call in a thread a library may make a handle, which it cannot make within a capture.
                     raise DisturbedError(NEW_THREAD) from error
                 # The callable has run on inputs like these before: it raises because it is being captured.
-                raise NotRelocatableError(f"it cannot be captured: {_first_line(error)}") from error
+                raise NotRelocatableError(f"it cannot be captured: {log.first_line(error)}") from error
         # There were too few addresses, or an operator asks more of memory than an address.
         call.has_memory = True
         return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
 
     def _capture_drawing(self, call: Call, *arguments: Any, is_shifted: bool) -> Capture:
         """Capture a callable that was thought not to draw random numbers, as attention with dropout does."""
+        had_memory, is_known = call.has_memory, False
         self._may_draw = True
         try:
-            return self._capture_on(call, *arguments, is_shifted=is_shifted)
-        except BaseException:
-            self._may_draw = False  # that was not why
-            raise
+            capture = self._capture_on(call, *arguments, is_shifted=is_shifted)
+            is_known = call.has_memory == had_memory
+        finally:
+            self._may_draw = is_known  # else it lacked something else
+        return capture
 
     def _in_lockstep(
         self, lockstep: Lockstep, replay: Replay, inputs: list[Any], memory: list[torch.Tensor]
@@ -493,7 +498,3 @@ class Pipeline:
             on_host=on_host,
             run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 _ROUNDS = 2
+_ADVANCES = 3
 _WORD = 8
 _WRITES = 2
 """Words written for each generator: its seed and its offset."""
@@ -214,22 +215,30 @@ class GeneratorCursor:
         return draws
 
     def _learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        began, draws = self._all.get_offset(), False
+        began = self._all.get_offset()
+        if not self._draws():
+            return False  # and nothing to set back
         try:
-            self._graph.replay()
-            draws = self._all.get_offset() != began
-            if draws:
-                with self._driver.relaxed():
-                    self._state = self._find([each for each in set(addresses()) if self._is_word(each)])
-                    if self._state is not None:
-                        # Not every driver lets a stream write.
-                        self._all.set_offset(began)
-                        self.advance(stream)
+            with self._driver.relaxed():
+                self._state = self._find([each for each in set(addresses()) if self._is_word(each)])
+                if self._state is not None:
+                    # Not every driver lets a stream write.
+                    self._all.set_offset(began)
+                    self.advance(stream)
         except DriverError:
             self._state = None
         finally:
             self._all.set_offset(began)
-        return draws
+        return True
+
+    def _draws(self) -> bool:
+        """Return whether each of several replays has advanced a generator: a single one, beside another thread that draws, may seem to."""
+        for _ in range(_ADVANCES):
+            before = self._all.get_offset()
+            self._graph.replay()
+            if self._all.get_offset() == before:
+                return False
+        return True
 
     def _is_word(self, address: int) -> bool:
         aligned = address > 0 and address % _WORD == 0

@@ -65,31 +65,26 @@ class StateApart:
         self._state = self._default.graphsafe_get_state()
         self._apart = self._state.clone_state()
         self._seed, self._offset = self._apart.initial_seed(), self._apart.get_offset()
-        self._default.graphsafe_set_state(self._apart)
         self._is_in_place = True
+        self._default.graphsafe_set_state(self._apart)
 
     def end(self) -> None:
         """Put the default state back, with what other threads have done to the other one meanwhile. Does nothing the second time."""
         if not self._is_in_place:
             return
+        now = self._default.graphsafe_get_state()
+        self._default.graphsafe_set_state(self._state)
         self._is_in_place = False
+        # From here on nobody draws from the other state, unless the program has taken hold of it.
         try:
-            is_replaced, changed = self._is_replaced(), (self._apart.initial_seed(), self._apart.get_offset())
-        except RuntimeError:  # the capture has begun already
-            is_replaced, changed = False, (self._seed, self._offset)
-        if not is_replaced:
-            self._default.graphsafe_set_state(self._state)
-        self._take_over(*changed)
-
-    def _is_replaced(self) -> bool:
-        """Return whether the program has put a state of its own there meanwhile."""
-        offset = self._apart.get_offset()
-        self._apart.set_offset(offset + _UNLIKELY)
-        is_replaced = self._default.get_offset() != offset + _UNLIKELY
-        self._apart.set_offset(offset)
-        return bool(is_replaced)
-
-    def _take_over(self, seed: int, offset: int) -> None:
+            seed, offset = self._apart.initial_seed(), self._apart.get_offset()
+            self._apart.set_offset(offset + _UNLIKELY)
+            is_replaced = now.get_offset() != offset + _UNLIKELY
+            self._apart.set_offset(offset)
+        except RuntimeError:  # the capture has begun already, and nothing may be asked
+            return
+        if is_replaced:
+            self._default.graphsafe_set_state(now)  # by one of the program's own
         if seed != self._seed or offset < self._offset:
             self._state.manual_seed(seed)
             self._state.set_offset(offset)

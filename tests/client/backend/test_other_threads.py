@@ -126,6 +126,26 @@ def test_numbers_that_others_draw_where_a_capture_begins_are_drawn_once(default:
     assert drawn == [(1, 100 + 4 * number) for number in range(4)]
 
 
+@pytest.mark.parametrize("before", ["initial_seed", "get_offset", "set_offset", "graphsafe_set_state"])
+def test_a_number_drawn_at_any_moment_of_putting_the_state_back_is_drawn_once(
+    default: Generator, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """Threads draw in C++, where no lock of Python's keeps them from it."""
+    apart, drawn, original = StateApart(0), list[tuple[int, int]](), getattr(Generator, before)
+
+    def draw_first(generator: Generator, *arguments: Any) -> Any:
+        drawn.append(default.draw())
+        return original(generator, *arguments)
+
+    apart.begin()
+    with monkeypatch.context() as patch:
+        patch.setattr(Generator, before, draw_first)
+        apart.end()
+    drawn += [default.draw(), default.draw()]
+
+    assert sorted(drawn) == [(1, 100 + 4 * number) for number in range(len(drawn))]
+
+
 def test_a_seed_that_is_set_where_a_capture_begins_holds(default: Generator) -> None:
     apart, state = StateApart(0), default.state
     apart.begin()

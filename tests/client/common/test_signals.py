@@ -18,7 +18,7 @@ from pygraphd.client.common import signals
 from pygraphd.client.common.signals import handlers_put_off
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -57,10 +57,16 @@ def test_they_run_after_the_outermost_block_and_after_one_that_fails(seen: list[
     assert seen == [signal.SIGUSR1]
 
 
-def test_a_signal_that_comes_twice_is_not_put_off_again(seen: list[int]) -> None:
+@pytest.mark.parametrize("inner", [contextlib.nullcontext, handlers_put_off])
+def test_a_signal_that_comes_twice_is_not_put_off_again(
+    seen: list[int], inner: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
+    """Also within two blocks: a capture is one within that of its recording."""
     with handlers_put_off():
-        strike(signal.SIGUSR1)
-        strike(signal.SIGUSR1)
+        with inner():
+            strike(signal.SIGUSR1)
+            strike(signal.SIGUSR1)
+            assert seen == [signal.SIGUSR1]
         assert seen == [signal.SIGUSR1]
     assert seen == [signal.SIGUSR1] * 2
 
@@ -188,6 +194,34 @@ def test_the_block_keeps_no_frame_of_its_callers(seen: list[int], comes: bool) -
     finally:
         gc.enable()
     assert bool(seen) is comes
+
+
+def test_what_a_handler_raises_keeps_no_frame_of_the_callers(seen: list[int]) -> None:
+    """A program that ends a step at a time limit, and goes on, has the step's memory again."""
+
+    class Tensor:
+        pass
+
+    def fail(*_: object) -> None:
+        raise TimeoutError
+
+    def caller() -> None:
+        tensor = Tensor()
+        tensors.append(weakref.ref(tensor))
+        with handlers_put_off():
+            strike(signal.SIGUSR1)
+            strike(signal.SIGUSR2)
+
+    tensors: list[weakref.ref[Tensor]] = []
+    signal.signal(signal.SIGUSR1, fail)
+    gc.disable()
+    try:
+        with contextlib.suppress(TimeoutError):
+            caller()
+        assert tensors[0]() is None
+    finally:
+        gc.enable()
+    assert seen == [signal.SIGUSR2]
 
 
 def test_a_timer_that_raises_where_the_block_ends_loses_no_signal(

@@ -87,6 +87,30 @@ def test_other_errors_do_not_count_as_drawing(
     assert not run._pipeline._may_draw
 
 
+def test_a_graph_that_needs_memory_of_its_own_does_not_count_as_drawing(
+    case: Case, captures: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its operator raises an error of its own where there are addresses only."""
+    run = case.made(add, DRAWS_NOTHING)
+    run([case.floats(1), case.floats(2)])
+    original = case.recorder.capture
+
+    def capture(*arguments: Any, **options: Any) -> Capture:
+        made = original(*arguments, **options)
+        if options["addresses"] is not None:
+            made.discard(case.recorder.driver)
+            raise RuntimeError("there is no memory here")
+        return made
+
+    monkeypatch.setattr(case.recorder, "capture", capture)
+    monkeypatch.setattr(case.recorder, "addresses_for_capture", lambda: 1 << 21)
+    run([case.floats(1), case.floats(2)])
+
+    assert captures == [False, True, True]
+    assert not run._pipeline._may_draw
+    case.expect(captured=1)
+
+
 def test_from_torch_2_13_on_all_captures_may_draw(
     case: Case, captures: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:

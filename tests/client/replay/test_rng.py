@@ -266,7 +266,26 @@ def test_where_the_state_lies_is_not_looked_for_while_another_stream_may_read_it
     assert torch.equal(case.words, before)
     case.has_ended = True
     case.learn(SEED, OFFSET)
-    assert case.graph.replays == 3
+    assert case.graph.replays == 5  # three find out whether it draws, and two where the state lies
+
+
+@pytest.mark.parametrize("replay", [1, 2])
+def test_a_graph_that_draws_nothing_takes_back_nothing_that_another_thread_draws(
+    emulator: Emulator, replay: int
+) -> None:
+    """PyTorch's replay lets other threads run."""
+    case = Case(emulator, offset=100, advance=0)
+    original = case.graph.replay
+
+    def beside() -> None:
+        original()
+        if case.graph.replays <= replay:
+            case.generator.offset += 4
+
+    case.graph.replay = beside  # type: ignore[method-assign]
+
+    assert not case.cursor.learn(list, 0)
+    assert case.generator.offset == 100 + 4 * replay
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
