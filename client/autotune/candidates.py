@@ -43,7 +43,7 @@ class RecordingsLike(Protocol):
         """Whether calls as KERNELS have to make the recording, and have not yet."""
 
     @property
-    def kernels(self) -> Runnable | None:
+    def run_kernels_or_record(self) -> Runnable | None:
         """With collectives: runs calls as KERNELS, and records at those calls that all ranks have agreed on. Else None: `run_kernels` runs them."""
 
     def empty_cache(self, *, workspaces: bool = False) -> None:

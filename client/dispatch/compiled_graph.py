@@ -107,16 +107,18 @@ class CompiledGraph:
         """Return the slot of a partition, which runs it as decided, by its sizes if it may have any."""
         slot, context = Slot(run_kernels), self._context
         is_decided_by_size = self._facts.has_dynamic_sizes and context.role is ALONE
-        note_wrong = functools.partial(_mark_wrong, context, graph, is_by_size=is_decided_by_size)
+        note_failed_check = functools.partial(
+            _store_failed_check, context, graph, is_by_size=is_decided_by_size
+        )
 
         def candidates() -> Candidates | None:
             if facts is None or self._facts.calls_host_operators or self._facts.reads_sizes:
                 return None
             own = replace(facts, name=graph.name, digest=graph.digest)
-            recordings = context.recordings(run_kernels, device_index, own, note_wrong)
+            recordings = context.recordings(run_kernels, device_index, own, note_failed_check)
             if recordings is None:
                 return None
-            return Candidates(recordings.kernels or run_kernels, device_index, recordings)
+            return Candidates(recordings.run_kernels_or_record or run_kernels, device_index, recordings)
 
         if (of_all_sizes := candidates()) is None:
             self._partition(graph, slot, None).report_only_kernels(_decision_without_candidates(self._facts))
@@ -190,7 +192,9 @@ class CompiledGraph:
         return DecidedSize(slot, at_size.close, is_recorded=not is_kernels)
 
 
-def _mark_wrong(context: Context, graph: Graph, sizes: Sizes, reason: Reason, *, is_by_size: bool) -> None:
+def _store_failed_check(
+    context: Context, graph: Graph, sizes: Sizes, reason: Reason, *, is_by_size: bool
+) -> None:
     """Record that a GRAPH failed a result check, whichever rank found it: later programs run the partition as KERNELS."""
     if is_by_size and 0 < len(sizes) <= MAX_INTEGER_INPUTS:
         graph = graph.at(sizes)

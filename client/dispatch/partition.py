@@ -178,7 +178,7 @@ class Partition:
             decisions.close_one(pending)
             return self._measure(candidates, None)
 
-        waits = Deployment.GRAPH if candidates.recordings.kernels else Deployment.KERNELS
+        waits = Deployment.GRAPH if candidates.recordings.run_kernels_or_record else Deployment.KERNELS
         follower = Follower(candidates.runnable(waits), ask, deploy, decisions.report, lead=lead)
         decisions.open(pending, follower, lease=False)
         return self._run(follower)

@@ -44,9 +44,9 @@ class Devices:
         run_kernels: Runnable,
         device_index: int,
         facts: GraphFacts,
-        note_wrong: Callable[[tuple[int, ...], Reason], None],
+        note_failed_check: Callable[[tuple[int, ...], Reason], None],
     ) -> Recordings | None:
-        """Return a callable as relocatable graphs, if these can be recorded here; for `note_wrong` see `Recordings`."""
+        """Return a callable as relocatable graphs, if these can be recorded here; for `note_failed_check` see `Recordings`."""
         recorder = self.recorder(device_index)
         if recorder is None:
             return None
@@ -65,7 +65,7 @@ class Devices:
             facts,
             most,
             recheck_s,
-            note_wrong,
+            note_failed_check,
             scratch,
             groups=self._groups,
         )

@@ -82,14 +82,14 @@ class WithHostState(Recordings):
     """Recordings of a graph that has RNG state of attention: recorded and verified with it on the GPU, called with it on the CPU."""
 
     _needs_draws = True
-    _checks_capture = False  # since `_why_as_compiled` does
+    _checks_capture = False  # since `_why_not_graph` does
 
     def __init__(
         self, run_kernels: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts, *more: Any
     ) -> None:
         """Record `run_kernels`; see `Recordings`. Results are never checked."""
         super().__init__(self._on_gpu, recorder, report, facts, *more)
-        self._as_compiled = run_kernels
+        self._compiled = run_kernels
         self._state = facts.state
         self._taken = (*facts.state.inputs, *facts.state.idle_inputs)
         self._device = recorder.device
@@ -106,9 +106,9 @@ class WithHostState(Recordings):
         return self
 
     def _run(self, inputs: list[Any]) -> Any:
-        if reason := self._why_as_compiled(inputs):
+        if reason := self._why_not_graph(inputs):
             self._report.count_fallback(reason)
-            return self._as_compiled(inputs)
+            return self._compiled(inputs)
         self._call.set([inputs[index] for index in self._taken])
         try:
             if reason := self._put_on_gpu(inputs):
@@ -135,7 +135,7 @@ class WithHostState(Recordings):
             inputs[index] = None
         return None
 
-    def _why_as_compiled(self, inputs: Sequence[Any]) -> str | None:
+    def _why_not_graph(self, inputs: Sequence[Any]) -> str | None:
         if self._recorder.in_capture():
             return IN_A_CAPTURE
         return None if all(inputs[index].is_cpu for index in self._taken) else ON_THE_GPU
@@ -155,7 +155,7 @@ class WithHostState(Recordings):
         if self._recorder.in_capture():
             for index in self._state.idle_inputs:
                 inputs[index] = self._idle_on_gpu
-            outputs = list(self._as_compiled(inputs))
+            outputs = list(self._compiled(inputs))
         else:
             outputs = list(self._given_back(inputs))
             self._call.drawn = [outputs[index] for index in self._state.drawn]
@@ -175,7 +175,7 @@ class WithHostState(Recordings):
         """Run the compiled callable on the state that the call was given."""
         for index, value in zip(self._taken, self._call.given, strict=True):
             inputs[index] = value
-        return self._as_compiled(inputs)
+        return self._compiled(inputs)
 
     def _sent(self, scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         # CUDA has read pageable memory when the copy returns, and does not wait for the GPU.

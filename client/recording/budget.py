@@ -29,7 +29,7 @@ class Budget:
         self._kernels_bytes: int | None = None
         """The most bytes that a call as KERNELS has allocated one after the other; None: that was not measured."""
 
-    def why_not(self, size: int, held: int = 0) -> str | None:
+    def why_unavailable(self, size: int, held: int = 0) -> str | None:
         """Return why `size` more bytes cannot be had; None if they can.
 
         `held` bytes count against the limit alone: the recording has them already, or whoever allocates them finds out if they are free.
@@ -39,11 +39,11 @@ class Budget:
             return OVER_LIMIT
         return NO_MEMORY_TO_VERIFY if size and size > self._recorder.free_bytes() else None
 
-    def make_sure_of(self, size: int, held: int = 0) -> None:
-        """Raise `NoMemoryError` if `size` more bytes cannot be had beside `held` ones; see `why_not`."""
+    def require(self, size: int, held: int = 0) -> None:
+        """Raise `NoMemoryError` if `size` more bytes cannot be had beside `held` ones; see `why_unavailable`."""
         # Also if it cannot be had: the summary then shows how large `PYGRAPH_MEMORY` would have to be.
         self.note(held + size)
-        if reason := self.why_not(size, held):
+        if reason := self.why_unavailable(size, held):
             raise NoMemoryError(reason)
 
     def note(self, size: int) -> None:

@@ -39,7 +39,7 @@ A_RANK_RUNS_KERNELS = "a rank runs KERNELS"
 
 
 class CollectiveRecordings(Recordings):
-    """Recordings of a callable that runs collectives. All calls that do not run as GRAPH have to go through `kernels`."""
+    """Recordings of a callable that runs collectives. All calls that do not run as GRAPH have to go through `run_kernels_or_record`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class CollectiveRecordings(Recordings):
 
         return watched
 
-    def kernels(self, inputs: list[Any]) -> Any:
+    def run_kernels_or_record(self, inputs: list[Any]) -> Any:
         """Run a call as KERNELS, and record it if it is an attempt in which all ranks take part."""
         size = self._size_of(inputs)
         if size not in self._slots:
@@ -95,7 +95,7 @@ class CollectiveRecordings(Recordings):
         slot = self._slots.get(size)
         refusal = slot.refusal if slot is not None else None
         self._report.count_fallback(NOT_YET if refusal is None else refusal.reason)
-        return self.kernels(inputs)
+        return self.run_kernels_or_record(inputs)
 
     def _record_or_fall_back(self, slot: SizeSlot, inputs: list[Any], reason: str) -> Any:
         return self._fall_back(reason, inputs)  # the layout does not fit on this rank: it would record alone

@@ -270,12 +270,12 @@ class Pipeline:
         in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
     ) -> Attempt:
-        make_sure_of, recorder = self.budget.make_sure_of, self._recorder
+        require, recorder = self.budget.require, self._recorder
         if reason := why_not_bind(inputs, recorder.device, self._facts, is_in_lockstep=lockstep is not None):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs)
-        make_sure_of(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
-        call = Call(inputs, constraints, groups, recorder.driver, recorder.device, make_sure_of)
+        require(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
+        call = Call(inputs, constraints, groups, recorder.driver, recorder.device, require)
         # A custom operator may keep what it allocates, and nodes of collectives are not written.
         call.has_memory = lockstep is not None or not self._facts.is_repeatable
         try:
@@ -291,7 +291,7 @@ class Pipeline:
     ) -> Attempt:
         tensors, capture = self._capture(call)
         self.budget.note(call.held() + tensors.bytes + capture.own_bytes)
-        call.kept = tensors.bytes  # a second capture asks for the memory of both captures itself
+        call.bytes_held = tensors.bytes  # a second capture asks for the memory of both captures itself
         built = builder.build(
             self._recorder.driver,
             CapturedCall(capture, tensors.tensors),
@@ -303,7 +303,7 @@ class Pipeline:
         )
         try:
             capture.release_addresses()
-            call.kept += capture.own_bytes
+            call.bytes_held += capture.own_bytes
             verification = self._verification(
                 built, capture, tensors, call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
             )
@@ -377,7 +377,7 @@ class Pipeline:
         if addresses is None:
             # Against the limit alone: how much a first capture takes is an estimate, and the allocator says what is not free.
             needed = max(backing, call.capture_bytes + sum(each.size for each in reserves))
-            self.budget.make_sure_of(0, call.held() + tensors.bytes + needed)
+            self.budget.require(0, call.held() + tensors.bytes + needed)
         try:
             capture = self._recorder.capture(
                 run_kernels,
@@ -459,10 +459,10 @@ class Pipeline:
         # The call itself must get its memory, unless that of the replay is released before.
         beside = memory if in_full is None or in_full else 0
         old = [*tensors.memory, *capture.memory(built.device)]
-        call.kept += bytes_to_compare(old, call.inputs, call.groups)
+        call.bytes_held += bytes_to_compare(old, call.inputs, call.groups)
         # What the capture worked on is released before the call itself, unless the recording may run again.
         held = call.held(beside * (not is_doubted))
-        is_short = self.budget.why_not(copies + memory + beside, held) is not None
+        is_short = self.budget.why_unavailable(copies + memory + beside, held) is not None
         on_host: InputGroups = []
         # The callable runs on aliased copies as well, which would have its collectives run on this rank alone.
         aliased = call.aliased_copies(written) if written and is_short and lockstep is None else None
@@ -476,7 +476,7 @@ class Pipeline:
                 copies -= sum(span.size for _, span in on_host)
         elif is_doubted:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2
-        self.budget.make_sure_of(copies + memory + beside, call.held(beside * (not is_doubted)))
+        self.budget.require(copies + memory + beside, call.held(beside * (not is_doubted)))
         generator, given = self._recorder.generator, generators_in(call.inputs).values()
         if not (self._facts.may_draw or built.replay.draws):
             generator = None  # to put it back would take back what other threads draw

@@ -70,7 +70,7 @@ def _seen_by_hooks(_: list[Any]) -> Any:
 class Recordings:
     """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
-    kernels: Runnable | None = None
+    run_kernels_or_record: Runnable | None = None
     """Runs calls as KERNELS in place of the callable itself; None: the callable runs them. See `CollectiveRecordings`."""
     _needs_draws = False
     """Whether `_note_draw` is called after each replay."""
@@ -85,16 +85,16 @@ class Recordings:
         facts: GraphFacts = GraphFacts(),  # noqa: B008 - it is frozen
         max_recordings: int = MAX_RECORDINGS,
         recheck_s: float = 0.0,
-        note_wrong: Callable[[Size, Reason], None] = lambda *_: None,
+        note_failed_check: Callable[[Size, Reason], None] = lambda *_: None,
         scratch: SharedScratch | None = None,
     ) -> None:
         """Record `run_kernels`, the compiled callable; results are checked every `recheck_s` seconds (0: never).
 
-        `note_wrong` is called with the size of a recording that fails a check, and the reason. `scratch` is shared with other
+        `note_failed_check` is called with the size of a recording that fails a check, and the reason. `scratch` is shared with other
         recordings of the same graph.
         """
         self._check = ResultCheck(run_kernels, recorder, report, facts, recheck_s)
-        self._note_wrong = note_wrong
+        self._note_failed_check = note_failed_check
         self._scratch = scratch or SharedScratch()
         self._max_recordings = max_recordings
         self._run_kernels = run_kernels
@@ -117,7 +117,7 @@ class Recordings:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a recording can only be made by calls of `kernels`, and there is none yet."""
+        """Whether a recording can only be made by calls of `run_kernels_or_record`, and there is none yet."""
         return False
 
     # --- a call ---
@@ -126,7 +126,7 @@ class Recordings:
     def run(self) -> Runnable:
         """The callable for steady state: the helper, which calls this object where it cannot serve a call.
 
-        Asked for while the helper is being compiled, it is one that calls this object until there is a recording, and then the helper.
+        While the helper is still being compiled, it goes through this object until there is a recording, and through the helper from then on.
         """
         conditions = (*self._recorder.conditions, *self._conditions.for_helper)
         ops = helper.ops(self._report.count_failure)
@@ -218,7 +218,7 @@ class Recordings:
             self._drop(slot)
             slot.refusal = refusal = Refusal(reason, Persistence.PROCESS, ReasonCode.RESULTS_DIFFER)
             with guarded(self._report, "marking an entry"):
-                self._note_wrong(slot.size, refusal.why)
+                self._note_failed_check(slot.size, refusal.why)
             return self._fall_back(reason, inputs)
         given = self._check.begin(replay, inputs)
         outputs = self._replay(slot, replay.drawing, inputs)

@@ -85,7 +85,7 @@ class Call:
     groups: InputGroups
     driver: Driver
     device: torch.device
-    make_sure_of: Callable[[int, int], None]
+    require: Callable[[int, int], None]
     """Raises an error if a number of bytes cannot be allocated beside another that the recording holds; see `Budget`."""
     has_aliases: bool = True
     """Whether stand-ins of large inputs are addresses of `AliasedMemory`, if that can be mapped."""
@@ -93,7 +93,7 @@ class Call:
     """Whether the allocations of its captures have memory of their own."""
     capture_bytes: int = 0
     """Bytes of the allocations of its latest capture, or an estimate before the first one."""
-    kept: int = 0
+    bytes_held: int = 0
     """Bytes that the recording holds beside aliased memory, and releases before the call itself."""
     _addresses: AliasedMemory | None = None
     _aliased: list[AliasedMemory] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Call:
     def stand_ins(self, *, besides: int = 0, is_further: bool = False) -> StandIns:
         """Return stand-ins for the inputs. Those for a further capture (`is_further`) lie at other addresses modulo 4 GiB.
 
-        Raises the error of `make_sure_of` if there is no memory for them and `besides` more bytes.
+        Raises the error of `require` if there is no memory for them and `besides` more bytes.
         """
         large, others = 0, 0
         for group, span in _groups(self.inputs, self.constraints, self.groups):
@@ -111,7 +111,7 @@ class Call:
         # A block more, by which the stand-ins of a further capture are shifted.
         aliased = self._alias(large + BLOCK) if self.has_aliases else None
         own = others + (large if aliased is None else 0)
-        self.make_sure_of(besides + own, self.held())
+        self.require(besides + own, self.held())
         if aliased is not None and is_further:
             aliased.take(BLOCK)  # the ranges of two captures may lie a multiple of 4 GiB apart
         tensors, memory = stand_ins_for(self.inputs, self.constraints, self.groups, aliased)
@@ -161,10 +161,10 @@ class Call:
 
     def held(self, beside: int = 0) -> int:
         """Return the bytes that the recording holds, less those that it releases before `beside` more are allocated."""
-        return sum(each.bytes for each in self._aliased) + max(self.kept - beside, 0)
+        return sum(each.bytes for each in self._aliased) + max(self.bytes_held - beside, 0)
 
     def _alias(self, size: int, pages: int = 0) -> AliasedMemory | None:
-        self.make_sure_of(0, self.held() + bytes_behind(size, pages))  # the driver says what is not free
+        self.require(0, self.held() + bytes_behind(size, pages))  # the driver says what is not free
         try:
             self._aliased.append(AliasedMemory(self.driver, self.device, size, pages))
         except DriverError:

@@ -81,7 +81,7 @@ class Verification:
         replay: Replay,
         inputs: Sequence[Any],
         generator: torch.Generator | Generators | None,
-        old: Sequence[torch.Tensor] = (),
+        capture_memory: Sequence[torch.Tensor] = (),
         undefined: Collection[int] = (),
         stand_ins: Sequence[Any] = (),
         groups: InputGroups | None = None,
@@ -96,7 +96,7 @@ class Verification:
     ) -> None:
         """Run the replay, by `run` if that is given, and set the generator back.
 
-        `old` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
+        `capture_memory` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
         `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
         all) may be written. With `keeps_inputs` the callable can run on the inputs again. Unless `in_full` is None, only small values and
         those with an index in it (outputs, then inputs) are kept. Of the others there is a digest, and the replay's memory is released.
@@ -123,9 +123,9 @@ class Verification:
             if not is_copied(group, span, written)
         ]
         before = [*map(checksum, read_only)]
-        self._memory, between = _guarded(replay)
+        self._memory, between = _with_guard_blocks(replay)
         self._undefined = undefined
-        poisoned = _poison(old, stand_ins, inputs, groups)
+        poisoned = _poison(capture_memory, stand_ins, inputs, groups)
         self._generator = generator
         self._began = generator.get_offset() if generator is not None else 0
         try:
@@ -139,7 +139,7 @@ class Verification:
             if any(changed[len(compared) :]):
                 raise NotRelocatableError(WROTE_TO_INPUT)
             self._wrote_between = bool(between) and changed[0]
-            self._wrote_to_old = any(changed[len(between[:1]) :])
+            self._wrote_to_capture_memory = any(changed[len(between[:1]) :])
             if in_full is not None and aliased is None:
                 self._release_but(in_full)
         finally:
@@ -149,7 +149,7 @@ class Verification:
         if (
             aliased is not None
             and run_kernels is not None
-            and not (self._wrote_between or self._wrote_to_old)
+            and not (self._wrote_between or self._wrote_to_capture_memory)
         ):
             self._compare_aliased(aliased, groups, run_kernels)
 
@@ -223,7 +223,7 @@ class Verification:
         # KERNELS have advanced it meanwhile, from where the replay had begun.
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return Disagreement("it draws another number of random numbers")
-        if self._wrote_to_old:
+        if self._wrote_to_capture_memory:
             return Disagreement("it writes to where it was recorded")
         if self._wrote_between:
             return Disagreement("it writes beyond its memory")
@@ -253,7 +253,7 @@ class Verification:
     def _replay_again(self, inputs: list[Any]) -> Any:
         assert self._replay is not None
         # A recording that differs may be wrong, and write beyond its memory.
-        memory, _ = _guarded(self._replay)
+        memory, _ = _with_guard_blocks(self._replay)
         return self._replay.run(inputs, memory)
 
     def _runs(self, inputs: Sequence[Any], run: Runnable) -> Iterator[Values]:
@@ -319,7 +319,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
     return torch_private.viewed_like(plain, tensor)
 
 
-def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _with_guard_blocks(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return poisoned memory for a replay in one allocation, and the guard block after each part of it, which is poisoned too.
 
     The parts lie in reverse order, each at the start of a block. So a kernel that reaches one memory from the bounds of another misses
@@ -339,28 +339,33 @@ def _guarded(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def _poison(
-    old: Sequence[torch.Tensor], stand_ins: Sequence[Any], inputs: Sequence[Any], groups: InputGroups
+    capture_memory: Sequence[torch.Tensor],
+    stand_ins: Sequence[Any],
+    inputs: Sequence[Any],
+    groups: InputGroups,
 ) -> list[tuple[torch.Tensor, torch.Tensor | int]]:
     """Fill the memory of a capture with poison; return pairs of memory and its expected value."""
-    for each in _joined(old):
+    for each in _joined(capture_memory):
         each.fill_(OLD_POISON)
     filled = set()
     for index in _indices(inputs, groups) if stand_ins else ():
         # Poison as an index of an embedding would fail an assertion on the GPU, which ends the process.
         stand_ins[index].copy_(other_indices(inputs[index]))
         filled.add(stand_ins[index].untyped_storage().data_ptr())
-    others = [each for each in old if each.untyped_storage().data_ptr() in filled]
-    poisoned = [each for each in old if each.untyped_storage().data_ptr() not in filled]
+    others = [each for each in capture_memory if each.untyped_storage().data_ptr() in filled]
+    poisoned = [each for each in capture_memory if each.untyped_storage().data_ptr() not in filled]
     return [
         *((each, each.clone()) for each in others),
         *((each, OLD_POISON) for each in _joined(poisoned)),
     ]
 
 
-def bytes_to_compare(old: Sequence[torch.Tensor], inputs: Sequence[Any], groups: InputGroups) -> int:
+def bytes_to_compare(
+    capture_memory: Sequence[torch.Tensor], inputs: Sequence[Any], groups: InputGroups
+) -> int:
     """Return the bytes that a verification takes beside copies and the replay's memory: for other indices, and to compare the capture's."""
     indices: int = sum(inputs[index].nbytes for index in _indices(inputs, groups))
-    of_capture: int = sum(each.nbytes for each in old)
+    of_capture: int = sum(each.nbytes for each in capture_memory)
     return 3 * indices + min(of_capture, JOINED_BYTES) // 8
 
 

@@ -186,7 +186,7 @@ def test_a_recording_that_is_made_wrong_after_verification_is_found(
     taken = [randn(1 << 20) for _ in range(4)]
     assert make_wrong(relocated) >= 1
     marked: list[Any] = []
-    relocated.made[0]._note_wrong = lambda *told: marked.append(told)
+    relocated.made[0]._note_failed_check = lambda *told: marked.append(told)
     check_at_once(relocated)
     kept, wrong = taken, 0
     for _ in range(2 * CALLS_UNTIL_READ):

@@ -91,7 +91,7 @@ class Relocating:
     recording_us = 0.0
     is_awaited = False
     not_now: str | None = None
-    kernels = None
+    run_kernels_or_record = None
 
     def __init__(self, refusal: str | None) -> None:
         self._will_refuse = refusal
@@ -99,7 +99,7 @@ class Relocating:
         self.for_good = True
         self.calls = self.one_time_work = 0
         self.closed = False
-        self.note_wrong: Callable[[tuple[int, ...], Reason], None] = lambda *_: None
+        self.note_failed_check: Callable[[tuple[int, ...], Reason], None] = lambda *_: None
 
     def why_not(self, inputs: list[Any]) -> str | None:
         return self.not_now
@@ -137,7 +137,7 @@ def pretend_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Relocating]:
 
     def recordings(self: Devices, *given: Any) -> Relocating:
         made.append(Relocating("verification: output 0 differs" if len(made) in REFUSING else None))
-        made[-1].note_wrong = given[-1]
+        made[-1].note_failed_check = given[-1]
         return made[-1]
 
     monkeypatch.setattr(Devices, "recordings", recordings)

@@ -435,7 +435,7 @@ class Case:
         self._made: list[Recordings] = []
         self.wrong: list[tuple[Size, Reason]] = []
 
-    def _note_wrong(self, size: Size, reason: Reason) -> None:
+    def _note_failed_check(self, size: Size, reason: Reason) -> None:
         self.wrong.append((size, reason))
 
     def make(
@@ -458,7 +458,7 @@ class Case:
     ) -> Recordings:
         run_kernels = self.recorder.compiled(body)
         recorder: Any = self.recorder
-        more = max_recordings, recheck_s, self._note_wrong, scratch
+        more = max_recordings, recheck_s, self._note_failed_check, scratch
         made = attention_host.make_recordings(run_kernels, recorder, self.report, facts, *more, groups=groups)
         self._made.append(made)
         return made

@@ -84,7 +84,7 @@ class Relocating:
 
     refused_for_good = is_awaited = False
     not_now: str | None = None
-    kernels = None
+    run_kernels_or_record = None
     one_time_work = 0
     recording_us = 0.0
     calls = 0

@@ -180,7 +180,7 @@ class Relocating:
     refusal = why_refused = None
     refused_for_good = is_awaited = False
     not_now: str | None = None
-    kernels = None
+    run_kernels_or_record = None
     one_time_work = 0
     recording_us = 0.0
 

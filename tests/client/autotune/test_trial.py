@@ -26,7 +26,7 @@ class Partition:
     recording_us = 0.0
     refused_for_good = is_awaited = False
     not_now: str | None = None
-    kernels = None
+    run_kernels_or_record = None
 
     def __init__(
         self, machine: Machine, makes_at: frozenset[int] = frozenset(), kernels_us: float = 200.0

@@ -50,7 +50,7 @@ class Relocating:
     recording_us = 0.0
     refused_for_good = is_awaited = False
     not_now: str | None = None
-    kernels = None
+    run_kernels_or_record = None
 
     def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
         self._makes_at = makes_at

@@ -64,7 +64,7 @@ def test_what_a_result_check_has_found_is_marked_for_the_programs_after_this_one
     run(*compile_pair(session))
     wrong = Reason(ReasonCode.RESULTS_DIFFER, "output 0")
 
-    relocating[0].note_wrong((), wrong)
+    relocating[0].note_failed_check((), wrong)
 
     second = Runtime(session.locations)
     assert run(*compile_pair(second), 3) == [(["kernels"], ["relocated"])] * 3

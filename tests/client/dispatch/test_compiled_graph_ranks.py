@@ -127,7 +127,7 @@ def test_with_collectives_the_other_ranks_run_graphs_while_one_measures(
     ranks: list[Runtime], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or its own GRAPH would take as long as their KERNELS."""
-    monkeypatch.setattr(Relocating, "kernels", staticmethod(lambda _: "kernels"))
+    monkeypatch.setattr(Relocating, "run_kernels_or_record", staticmethod(lambda _: "kernels"))
     leader, other = ranks
     measured, followed = pair(leader), pair(other)
 

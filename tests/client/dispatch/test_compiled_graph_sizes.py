@@ -356,7 +356,7 @@ def test_of_sizes_only_the_one_that_a_result_check_has_found_wrong_is_marked(
     program.forward = {8: GRAPH_WINS, 16: GRAPH_WINS}
     program.steps([8, 16] * ENOUGH, monkeypatch)
 
-    relocating[0].note_wrong((16,), Reason(ReasonCode.RESULTS_DIFFER))
+    relocating[0].note_failed_check((16,), Reason(ReasonCode.RESULTS_DIFFER))
 
     second = Program(Runtime(session.locations))
     ran = {size: ahead for size, ahead, _ in second.steps([8, 16] * 4, monkeypatch)}

@@ -116,7 +116,7 @@ def test_zeros_of_both_signs_differ() -> None:
 @pytest.mark.usefixtures("by_digests")
 def test_no_memory_of_a_replay_is_held_while_kernels_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs of it, views of one another, and a copy of an input that it writes."""
-    guarded, storages, held = verification._guarded, list[torch.UntypedStorage](), list[int]()
+    guarded, storages, held = verification._with_guard_blocks, list[torch.UntypedStorage](), list[int]()
 
     def noted(replay: Any) -> Any:
         tensors, between = guarded(replay)
@@ -130,7 +130,7 @@ def test_no_memory_of_a_replay_is_held_while_kernels_run(case: Case, monkeypatch
         out = operations.add(inputs[0], inputs[1])
         return out, out[1:], out[:0], operations.add(out, out)
 
-    monkeypatch.setattr(verification, "_guarded", noted)
+    monkeypatch.setattr(verification, "_with_guard_blocks", noted)
     run = case.made(body, GraphFacts(written=frozenset({0})))
     total = case.floats(0, 0)
     for i in range(1, 5):

@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "allocator": (builder, "replay_device"),
     "old memory": (Capture, "memory"),
     "copies": (verification, "copies_of"),
-    "memory": (verification, "_guarded"),
+    "memory": (verification, "_with_guard_blocks"),
     "trial": (Replay, "run"),
 }
 
