@@ -240,8 +240,9 @@ class CudaRecorder:
             as_tuple = isinstance(outputs, tuple)
             if addresses is not None:
                 outputs = without_owner(outputs, allocations)
+            captured = self._take_over(graph)
             return Capture(
-                self._take_over(graph),
+                captured,
                 list(outputs),
                 allocations,
                 in_place,

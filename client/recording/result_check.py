@@ -123,9 +123,10 @@ class ResultCheck:
 
     def verdict(self, replay: Replay) -> str | None:
         """Return why a recording must not serve any more, by the check of an earlier call; None if it may. Raises nothing."""
-        if replay not in self._outcomes or _waits_are_reported():
-            return None  # to be read later: that waits for the device
-        outcome = self._outcomes.pop(replay)
+        # To be read later where waits are reported: that waits for the device.
+        outcome = None if _waits_are_reported() else self._outcomes.pop(replay, None)
+        if outcome is None:
+            return None
         difference = self._guarded(lambda: self._read(outcome))
         if difference is None:
             return None

@@ -215,21 +215,22 @@ class GeneratorCursor:
         return draws
 
     def _learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        began = self._all.get_offset()
-        if not self._draws():
-            return False  # and nothing to set back
+        began, draws = self._all.get_offset(), True  # as far as is known, should a replay fail
         try:
-            with self._driver.relaxed():
-                self._state = self._find([each for each in set(addresses()) if self._is_word(each)])
-                if self._state is not None:
-                    # Not every driver lets a stream write.
-                    self._all.set_offset(began)
-                    self.advance(stream)
+            draws = self._draws()
+            if draws:
+                with self._driver.relaxed():
+                    self._state = self._find([each for each in set(addresses()) if self._is_word(each)])
+                    if self._state is not None:
+                        # Not every driver lets a stream write.
+                        self._all.set_offset(began)
+                        self.advance(stream)
         except DriverError:
             self._state = None
         finally:
-            self._all.set_offset(began)
-        return True
+            if draws:
+                self._all.set_offset(began)
+        return draws
 
     def _draws(self) -> bool:
         """Return whether each of several replays has advanced a generator: a single one, beside another thread that draws, may seem to."""

@@ -10,12 +10,8 @@ from pygraphd.client.backend.driver import NodeType
 from pygraphd.client.recording.capture import CudaRecorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from pygraphd.client.backend.driver import Driver
-    from pygraphd.client.recording.aliased_memory import AliasedMemory
     from pygraphd.client.recording.capture import Capture
-    from pygraphd.client.recording.output_reserves import OutputReserve
 
 
 class Seen:
@@ -47,25 +43,7 @@ class Seeing(CudaRecorder):
         super().__init__(driver, device_index)
         self._seen = seen
 
-    def capture(
-        self,
-        run_kernels: Callable[[list[Any]], Any],
-        inputs: list[Any],
-        reserves: Sequence[OutputReserve] = (),
-        *,
-        backing: int = 0,
-        addresses: AliasedMemory | None = None,
-        is_shifted: bool = False,
-        may_draw: bool = True,
-    ) -> Capture:
-        capture = super().capture(
-            run_kernels,
-            inputs,
-            reserves,
-            backing=backing,
-            addresses=addresses,
-            is_shifted=is_shifted,
-            may_draw=may_draw,
-        )
+    def capture(self, *arguments: Any, **options: Any) -> Capture:
+        capture = super().capture(*arguments, **options)
         self._seen.note(self.driver, capture.graph)
         return capture

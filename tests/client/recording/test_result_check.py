@@ -137,6 +137,27 @@ def test_an_outcome_is_not_read_while_waits_for_the_gpu_are_errors(
     case.expect(wrong_results=1)
 
 
+def test_an_outcome_that_another_thread_reads_first_is_read_once(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = Constant(case)
+    run = made(case, body)
+    while not case.report.counts["checked_results"]:
+        call(case, run, 1)
+    (replay,), verdicts = run.replays, list[str | None]()
+
+    def meanwhile() -> bool:
+        if not verdicts:
+            verdicts.append("begun")
+            verdicts.append(run._check.verdict(replay))
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", meanwhile)
+
+    assert run._check.verdict(replay) is None
+    assert verdicts == ["begun", None]
+
+
 def test_a_recording_that_is_made_wrong_after_verification_is_found_and_marked(
     case: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,6 +269,23 @@ def test_where_the_state_lies_is_not_looked_for_while_another_stream_may_read_it
     assert case.graph.replays == 5  # three find out whether it draws, and two where the state lies
 
 
+@pytest.mark.parametrize("replay", [2, 3, 4])
+def test_a_replay_that_fails_has_drawn_nothing(emulator: Emulator, replay: int) -> None:
+    case = Case(emulator, offset=100)
+    original = case.graph.replay
+
+    def fail_then() -> None:
+        original()
+        if case.graph.replays == replay:
+            raise RuntimeError
+
+    case.graph.replay = fail_then  # type: ignore[method-assign]
+
+    with pytest.raises(RuntimeError):
+        case.learn(SEED, OFFSET)
+    assert case.generator.offset == 100
+
+
 @pytest.mark.parametrize("replay", [1, 2])
 def test_a_graph_that_draws_nothing_takes_back_nothing_that_another_thread_draws(
     emulator: Emulator, replay: int
