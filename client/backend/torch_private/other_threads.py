@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 DEVICE_WAITS = ("_cuda_synchronize", "_accelerator_synchronizeDevice")
 """The functions of `torch._C` that wait for all streams of a device."""
@@ -18,32 +20,86 @@ _UNLIKELY = 4 << 40
 """An offset of a generator that is not met by chance; a multiple of 4."""
 LONGEST_S = 10.0
 """Longest time in seconds that another thread's wait is put off. Then it is begun, which raises in that thread and ends the capture."""
+_POLL_S = 0.0005
+
+
+class _Gate:
+    """Lets other threads begin to wait for a device only while nothing is captured."""
+
+    def __init__(self) -> None:
+        # Its lock is reentrant: a signal handler may come to the gate within.
+        self._changed = threading.Condition()
+        self._capturing: int | None = None
+        self._waiting = set[int]()
+
+    @contextlib.contextmanager
+    def closed(self) -> Iterator[None]:
+        """Close the gate for all threads but this one, once those that are beyond it have come back."""
+        before = self._capturing
+        try:
+            with self._changed:
+                self._capturing = mine = threading.get_ident()
+                self._changed.wait_for(lambda: self._waiting <= {mine}, LONGEST_S)
+            yield
+        finally:
+            with self._changed:
+                self._capturing = before
+                self._changed.notify_all()
+
+    def wait(self, wait: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `wait` once the gate is open, or has been closed for too long."""
+        thread = threading.get_ident()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._capturing in (None, thread), LONGEST_S)
+                self._waiting.add(thread)
+            return wait(*arguments)
+        finally:
+            with self._changed:
+                self._waiting.discard(thread)
+                self._changed.notify_all()
+
+
+_gate = _Gate()
+"""One for the process: a thread that one capture has put off may not have gone on when the next one begins."""
 
 
 @contextlib.contextmanager
 def device_waits_put_off() -> Iterator[None]:
     """Have other threads that wait for a whole device, as in `torch.cuda.synchronize`, begin to once this block has ended.
 
-    CUDA forbids that wait while any thread captures: it would raise in the other thread, and end the capture.
+    CUDA forbids that wait while any thread captures: it would raise in the other thread, and end the capture. The block begins when no
+    other thread is in such a wait, or after `LONGEST_S`.
     """
-    is_over, thread = threading.Event(), threading.get_ident()
     originals = {name: getattr(torch._C, name) for name in DEVICE_WAITS if hasattr(torch._C, name)}
-    ours = {name: functools.partial(_once_over, is_over, thread, each) for name, each in originals.items()}
+    ours = {name: functools.partial(_gate.wait, each) for name, each in originals.items()}
     try:
         for name, each in ours.items():
             setattr(torch._C, name, each)
-        yield
+        with _gate.closed():
+            _wait_for_others()
+            yield
     finally:
         for name, each in ours.items():
             if getattr(torch._C, name) is each:
                 setattr(torch._C, name, originals[name])
-        is_over.set()
 
 
-def _once_over(is_over: threading.Event, thread: int, wait: Callable[..., Any], *arguments: Any) -> Any:
-    if threading.get_ident() != thread:
-        is_over.wait(LONGEST_S)
-    return wait(*arguments)
+def _wait_for_others() -> None:
+    """Return when no other thread is in a wait that it began before the gate was there, or after `LONGEST_S`."""
+    last = time.monotonic() + LONGEST_S
+    callers = (torch.cuda.synchronize, torch.accelerator.synchronize)
+    codes = [getattr(each, "__code__", None) for each in callers]
+    while _others_run(codes) and time.monotonic() < last:
+        time.sleep(_POLL_S)
+
+
+def _others_run(codes: Sequence[Any]) -> bool:
+    """Tell whether the innermost Python function of any other thread is one of these."""
+    frames = sys._current_frames()
+    # Or this frame would hold itself, and with it all variables of the other threads.
+    del frames[threading.get_ident()]
+    return any(frame.f_code in codes for frame in frames.values())
 
 
 class StateApart:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,6 +53,91 @@ def test_another_threads_wait_begins_after_the_capture(
 
     assert waits == [("mine",), arguments]
     assert getattr(torch._C, name) is original
+
+
+def test_a_wait_that_one_capture_has_put_off_does_not_begin_within_the_next(
+    waits: list[tuple[Any, ...]],
+) -> None:
+    called = threading.Event()
+
+    def wait() -> None:
+        found = torch._C._cuda_synchronize
+        called.set()
+        found()
+
+    threads = [threading.Thread(target=wait) for _ in range(4)]
+    with torch_private.device_waits_put_off():
+        for each in threads:
+            called.clear()
+            each.start()
+            called.wait()
+    for _ in range(20):
+        with torch_private.device_waits_put_off():
+            begun = len(waits)
+            time.sleep(0.002)  # the threads may run
+            assert len(waits) == begun
+    for each in threads:
+        each.join()
+
+    assert waits == [()] * 4
+
+
+@pytest.mark.parametrize("module", [torch.cuda, torch.accelerator], ids=["cuda", "accelerator"])
+def test_a_capture_begins_when_the_waits_that_have_begun_are_over(
+    monkeypatch: pytest.MonkeyPatch, module: Any
+) -> None:
+    """They may be in C++, where nothing can be put in their way."""
+    gpu_is_done, order = threading.Lock(), list[str]()
+    monkeypatch.setattr(torch._C, "_cuda_synchronize", gpu_is_done.acquire, raising=False)
+
+    def synchronize() -> None:
+        torch._C._cuda_synchronize()
+        order.append("wait over")
+
+    def capture() -> None:
+        with torch_private.device_waits_put_off():
+            order.append("capture")
+
+    monkeypatch.setattr(module, "synchronize", synchronize)
+    gpu_is_done.acquire()
+    waiting, capturing = threading.Thread(target=synchronize), threading.Thread(target=capture)
+    waiting.start()
+    while sys._current_frames()[waiting.ident or 0].f_code is not synchronize.__code__:
+        time.sleep(0)
+    capturing.start()
+    time.sleep(0.05)  # enough for a capture that would not wait
+    gpu_is_done.release()
+    waiting.join()
+    capturing.join()
+
+    assert order == ["wait over", "capture"]
+
+
+def test_looking_for_the_waits_of_others_keeps_nothing_of_theirs() -> None:
+    """The frames of threads hold their variables, such as tensors of gigabytes."""
+
+    class Large:
+        pass
+
+    def work() -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        started.set()
+        over.wait()
+
+    kept, started, over = list["weakref.ref[Large]"](), threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    started.wait()
+    gc.disable()
+    try:
+        with torch_private.device_waits_put_off():
+            pass
+        over.set()
+        thread.join()
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_wait_is_not_put_off_for_longer_than_the_limit(
