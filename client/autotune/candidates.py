@@ -32,6 +32,10 @@ class RecordingsLike(Protocol):
         """Host time of recording and verifying so far, in microseconds; 0 if nothing was tried."""
 
     @property
+    def replayed(self) -> int:
+        """The number of calls that the present recordings have served."""
+
+    @property
     def run(self) -> Runnable:
         """The cheapest callable for steady state, which takes Inductor's list of inputs."""
 

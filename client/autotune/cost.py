@@ -24,9 +24,14 @@ class Cost:
     host_us: float
     span_us: float
 
+    @property
+    def call_us(self) -> float:
+        """The time that a call takes of a program, in microseconds: on the host or on the GPU, whichever is longer."""
+        return max(self.host_us, self.span_us)
+
     def holds(self, seen: Measurement) -> bool:
         """Return whether a measurement of the same deployment agrees with this cost, on the host and on the GPU."""
-        larger_us = max(self.host_us, self.span_us)
+        larger_us = self.call_us
         margin_us = MAX_COST_DIFFERENCE * larger_us
         # A call that finds the GPU at work may have waited for a place in its queue.
         may_have_waited = seen.busy > 0.5

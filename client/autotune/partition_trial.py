@@ -142,6 +142,7 @@ class PartitionTrial:
         self._enter(State.DEPLOYED)
         candidates = self._candidates
         assert candidates is not None
+        self.pending.measurements = outcome.measurements
         self._call = candidates.runnable(decision.deployment)
         self._candidates = None
         self._guarded(lambda: self._deploy_here(candidates, decision.deployment))

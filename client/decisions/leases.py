@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import Decision, Entry, Graph, portions
+from pygraphd.schema.messages import Decision, Entry, Graph, Measurement, portions
 from pygraphd.schema.reasons import Reason
 from pygraphd.schema.summary import Source
 
@@ -64,6 +64,8 @@ class PendingGraph:
     state: LeaseState = LeaseState.OPEN
     answer: Entry | None = None
     """The decision of the process that measured it."""
+    measurements: tuple[Measurement, ...] = ()
+    """The measurements of this process, once the graph is decided."""
     was_called: bool = False
     """Whether it was called since the latest renewal: a graph that is not called is not kept from others."""
 

@@ -136,6 +136,7 @@ class CompiledGraph:
                 None
                 if partition.entry is None
                 else functools.partial(self._known_sizes, partition, candidates),
+                context.time_budget,
             )
         else:
             partition.decide()  # ranks may see different sizes, and decide for all at once
@@ -189,7 +190,15 @@ class CompiledGraph:
         at_size.decide()
         decision = known.entry.decision if known.entry is not None else None
         is_kernels = decision is not None and decision.final and decision.deployment is Deployment.KERNELS
-        return DecidedSize(slot, at_size.close, is_recorded=not is_kernels)
+        recordings = candidates.recordings
+        return DecidedSize(
+            slot,
+            at_size.close,
+            is_recorded=not is_kernels,
+            recording_us=lambda: recordings.recording_us,
+            replays=lambda: recordings.replayed,
+            graph_us=at_size.graph_us,
+        )
 
 
 def _store_failed_check(

@@ -20,6 +20,7 @@ from pygraphd.client.decisions.ranks.consensus import RankRole
 from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.client.decisions.trust import taken_by
 from pygraphd.client.dispatch.shapes import Bounds
+from pygraphd.client.dispatch.time_budget import TimeBudget
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.messages import Deployment, Record
 from pygraphd.schema.reasons import Reason, ReasonCode, because
@@ -47,6 +48,8 @@ class Context:
     environment: Environment
     role: RankRole
     """The role of this process among the ranks."""
+    time_budget: TimeBudget
+    """The time that recordings of dynamic sizes may take in this process."""
 
 
 class Partition:
@@ -185,6 +188,17 @@ class Partition:
 
     def _new_pending(self) -> PendingGraph:
         return PendingGraph(self.graph, self._context.environment, self.rejected, self.rejection)
+
+    def graph_us(self) -> float | None:
+        """Return the time of a call as a GRAPH on the host or on the GPU, the longer one, in microseconds; None: it was not measured."""
+        measured = self._pending.measurements if self._pending is not None else ()
+        for each in measured:
+            if each.deployment is Deployment.GRAPH:
+                return cost.Cost(each.host_us, each.span_us).call_us
+        entry = self.entry
+        is_graph = entry is not None and entry.decision.deployment is Deployment.GRAPH
+        stated = cost.of_entry(entry) if entry is not None and is_graph else None
+        return stated.call_us if stated is not None else None
 
     def close(self) -> None:
         """Release the memory of sizes that have not come back for long, and retract the deployment from the report."""

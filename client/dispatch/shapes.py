@@ -2,7 +2,7 @@
 
 A size that the cache has a decision for is set up at its first call, the most used ones first where there is no time to record all. The
 number of decided sizes is bounded. A new size replaces the one that was unused for longest, unless that is still in use. Replacements are
-bounded too, and so is the share of the time that recordings take, since each setup costs time. Needs no torch.
+bounded too, and so is the time that recordings take (`time_budget.py`), since each setup costs time. Needs no torch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.dispatch.slot import Slot
+from pygraphd.client.dispatch.time_budget import Account, KernelsTime, TimeBudget
 from pygraphd.schema.messages import MAX_INTEGER_INPUTS
 
 if TYPE_CHECKING:
@@ -31,20 +32,13 @@ IDLE_TICKS = 16
 SETUPS_PER_SIZE = 4
 """Bound on how often sizes are set up in all, as a multiple of how many are decided at a time."""
 
-RECORDING_SHARE = 0.1
-"""Share of the time that recordings may take in the long run; further sizes wait for their setup."""
-RECORDING_ALLOWANCE_S = 1.0
-"""Seconds of recording that may come at once."""
-EXPECTED_S = 0.3
-"""Seconds that are charged for a size at its setup, until a recording has been timed; then it is the mean of all recordings of the process.
-They are taken back when a recording is made, whose own time then counts."""
 MAX_UNKNOWN = 16
 """By how many the sizes that the cache did not know may exceed those that it knew, where it could not list them: with a daemon of an older
 version, or a bundle of too many files. Then it is not asked at first calls any more, since each question takes time."""
 
 NOT_OFTEN_ENOUGH = "dynamic sizes that were called too few times to be decided"
 TOO_MANY_TO_DECIDE = "more dynamic sizes than may have a decision of their own (PYGRAPH_SIZES)"
-NO_TIME = "dynamic sizes that were repeated while recordings had used up their share of the time"
+NO_TIME = "dynamic sizes that were repeated while recordings had used up their time budget"
 BEING_DECIDED = "called from another thread while a dynamic size was looked up"
 
 
@@ -64,6 +58,12 @@ class DecidedSize:
     close: Callable[[], None]
     is_recorded: bool = True
     """Whether a recording of it is to be expected: none of a size that the cache knows as KERNELS."""
+    recording_us: Callable[[], float] = lambda: 0.0
+    """Returns the host time of its recordings so far, in microseconds."""
+    replays: Callable[[], int] = lambda: 0
+    """Returns the number of its calls as a GRAPH so far."""
+    graph_us: Callable[[], float | None] = lambda: None
+    """Returns the microseconds that a call as a GRAPH takes on the host or on the GPU, the longer one; None: that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,13 @@ class ShapeDispatcher:
         whole: Callable[[], Runnable],
         report: Report,
         look_up: Callable[[], KnownSizes] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        budget: TimeBudget | None = None,
     ) -> None:
         """Run undecided sizes by `run_kernels`, and each decided size by the slot that `decide(sizes)` returned.
 
         `begin` is called at the first call with integer inputs, and then `look_up`, which returns the sizes that the cache knows. `whole`
-        returns the callable for a graph without integer inputs, or with too many of them.
+        returns the callable for a graph without integer inputs, or with too many of them. `budget` bounds the time of recordings; None: one
+        of its own does.
         """
         self._run_kernels = run_kernels
         self._bounds = bounds
@@ -118,12 +119,9 @@ class ShapeDispatcher:
         self._ticks = 0
         self._stays = False
         self._setups = 0
-        self._clock = clock
-        # Recording time beyond its budget, and the estimate for sizes that are set up and not recorded yet. Elapsed time reduces the first, then the second.
-        self._owed_s = self._expected_s = 0.0
-        self._each_s = EXPECTED_S
-        self._began_ms, self._began = report.recording_ms, report.counts["captured"]
-        self._counted_at_s, self._counted_ms, self._counted = clock(), self._began_ms, self._began
+        self._budget = budget or TimeBudget()
+        self._kernels = KernelsTime()
+        self._accounts: dict[Sizes, Account] = {}
         self._deciding = threading.Lock()
         # A CUDA error of the user's work may surface in our calls, and must surface in the user's own.
         self._guarded = guarded(report, "dynamic sizes", in_full=True)
@@ -179,7 +177,13 @@ class ShapeDispatcher:
         finally:
             self._deciding.release()
         # Outside of the lock: the call may make a recording, and others would fall back for as long.
-        return run(inputs) if run is not None else self._fall_back(reason or NOT_OFTEN_ENOUGH, inputs)
+        if run is not None:
+            return run(inputs)
+        began_ns = time.perf_counter_ns()
+        outputs = self._fall_back(reason or NOT_OFTEN_ENOUGH, inputs)
+        if self._seen.get(sizes, 0) > 1:  # the first call of a size may load kernels
+            self._kernels.note((time.perf_counter_ns() - began_ns) / 1e3)
+        return outputs
 
     def _fall_back(self, reason: str, inputs: list[Any]) -> Any:
         self._report.count_fallback(reason)
@@ -204,12 +208,7 @@ class ShapeDispatcher:
             return reason
         if len(self._decided) >= self._bounds.sizes:
             return TOO_MANY_TO_DECIDE
-        return NO_TIME if rank >= self._setups + self._setups_now() else None
-
-    def _setups_now(self) -> int:
-        """Return how many sizes may be set up before recordings have used up their share of the time."""
-        left_s = RECORDING_ALLOWANCE_S - self._debt_now_s()
-        return int(left_s / self._each_s) + 1 if left_s >= 0 else 0
+        return NO_TIME if rank >= self._setups + (self._guarded(self._budget.setups_now) or 0) else None
 
     def _recalled(self, sizes: Sizes, reason: str | None) -> DecidedSize | None:
         """Return the decision of the cache for a size; `reason`: why it is not set up otherwise."""
@@ -230,26 +229,7 @@ class ShapeDispatcher:
     def _why_no_more(self) -> str | None:
         if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
             return TOO_MANY_TO_DECIDE
-        return NO_TIME if self._debt_now_s() > RECORDING_ALLOWANCE_S else None
-
-    def _debt_now_s(self) -> float:
-        """Return the time that recordings have taken and are about to take, as far as time has not paid for it."""
-        now_s, recorded_ms, recorded = (
-            self._clock(),
-            self._report.recording_ms,
-            self._report.counts["captured"],
-        )
-        owed_s = self._owed_s - RECORDING_SHARE * (now_s - self._counted_at_s)
-        # Time pays for expected recordings as well, since some never come.
-        expected_s = max(self._expected_s + min(owed_s, 0.0) - (recorded - self._counted) * self._each_s, 0.0)
-        self._owed_s = max(owed_s, 0.0) + (recorded_ms - self._counted_ms) / 1e3
-        if recorded > self._began and recorded_ms > self._began_ms:
-            before_s = self._each_s
-            self._each_s = (recorded_ms - self._began_ms) / 1e3 / (recorded - self._began)
-            expected_s *= self._each_s / before_s
-        self._expected_s = expected_s
-        self._counted_at_s, self._counted_ms, self._counted = now_s, recorded_ms, recorded
-        return self._owed_s + expected_s
+        return None if self._guarded(self._budget.is_spent) is False else NO_TIME
 
     def _calls_to_make_room(self) -> int:
         """Return the number of its call at which a new size replaces a decided one: `bounds.calls`, doubled after each `bounds.sizes` setups.
@@ -273,6 +253,8 @@ class ShapeDispatcher:
         del self._runs[oldest]
         decided = self._decided.pop(oldest)
         self._used.pop(oldest, None)
+        account = self._accounts.pop(oldest)
+        self._guarded(lambda: self._budget.close(account))
         self._guarded(decided.close)
         return None
 
@@ -283,7 +265,9 @@ class ShapeDispatcher:
         # Counts as decided, so that a setup that fails is not repeated at each call.
         failed = DecidedSize(Slot(self._run_kernels), lambda: None)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed
-        self._expected_s += self._each_s * decided.is_recorded
+        account = Account(self._kernels, decided.recording_us, decided.replays, decided.graph_us)
+        self._accounts[sizes] = account
+        self._guarded(lambda: self._budget.open(account, is_recorded=decided.is_recorded))
         self._decided[sizes] = decided
         self._runs[sizes] = decided.slot
         return decided.slot

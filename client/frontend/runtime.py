@@ -22,6 +22,7 @@ from pygraphd.client.decisions.trust import TrustPolicy
 from pygraphd.client.dispatch.compiled_graph import CAPTURED_BY_OTHERS, CompiledGraph
 from pygraphd.client.dispatch.pair import Pair
 from pygraphd.client.dispatch.partition import Context
+from pygraphd.client.dispatch.time_budget import TimeBudget
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.devices import Devices
 from pygraphd.client.placement import provenance
@@ -61,6 +62,7 @@ class Runtime:
         self.decisions = DecisionService(self.cache, trust, self.report)
         self.groups = Groups(self.report, captures=self.options.collectives)
         self.devices = Devices(self.options, self.locations.cache, self.report, self.groups)
+        self._time_budget = TimeBudget()
         self._pairs: MutableMapping[object, Pair] = WeakIdKeyDictionary()
         """The pairs, keyed by the box that Inductor passes with a forward and its backward. A pair is freed with its box."""
 
@@ -85,7 +87,14 @@ class Runtime:
         self.report.note_graph(graphs[0].digest, launches_between=facts.launches_between)
         # Followers run what the leader decides, whatever the cache says here.
         known = self.decisions.look_up(graphs, environment) if role.leads else {}
-        context = Context(self.decisions, self.options.sizes, self.devices.recordings, environment, role)
+        context = Context(
+            self.decisions,
+            self.options.sizes,
+            self.devices.recordings,
+            environment,
+            role,
+            self._time_budget,
+        )
         if facts.is_backward:
             pair.backward.returned_sizes = facts.returned_sizes
         made = CompiledGraph(context, facts, graphs, known, pair.backward)

@@ -240,8 +240,7 @@ class Recordings:
             self._fused.pop(slot.size, None)
         except DriverError as error:
             reason = str(error)
-            # After an error of the driver, the recording serves no further call.
-            self._drop(slot)
+            self._drop(slot)  # after an error of the driver, it serves no further call
             slot.refusal = Refusal(reason, Persistence.PROCESS)
         if reason is not None:
             # Outside of `except`: the error's traceback keeps the memory of the replay.
@@ -275,8 +274,7 @@ class Recordings:
             why_not = self._add_slot(size)
             with self._pipeline.budget.measured() if why_not is NOT_YET else contextlib.nullcontext():
                 return self._fall_back(why_not, inputs)
-        reason = self._why_not_record(slot)
-        if reason is not None:
+        if reason := self._why_not_record(slot):
             return self._fall_back(reason, inputs)
         return self._record_or_fall_back(slot, inputs, BEING_RECORDED)
 
@@ -304,9 +302,8 @@ class Recordings:
     def _may_be_over(self, slot: SizeSlot, refusal: Refusal) -> bool:
         if refusal.persistence is not Persistence.TRANSIENT or self._recorder.in_capture():
             return False
-        if refusal.code is ReasonCode.CANNOT_CAPTURE_NOW:
-            return self._recorder.why_not() is None
-        return slot.retries.count()
+        cannot_capture = refusal.code is ReasonCode.CANNOT_CAPTURE_NOW
+        return self._recorder.why_not() is None if cannot_capture else slot.retries.count()
 
     # --- recording ---
 
@@ -372,13 +369,12 @@ class Recordings:
         self._report.note_nodes(more)
         memory = sum(each.bytes for each in replay.layout.memories)
         self._report.note_graph(self.facts.digest, slot.size, nodes=attempt.nodes, memory_bytes=memory)
-        self._trim()
-        self._reserve()
+        self.trim()
         self._report.count(captured=1)
         if before is not None:
             before.close()
-        if len(recorded := self._recorded()) > self._max_recordings:
-            self._drop(recorded[0])
+        for oldest in self._recorded()[: -self._max_recordings]:
+            self._drop(oldest)
 
     def _name(self, slot: SizeSlot) -> str:
         return f"{self.facts.name} at {','.join(map(str, slot.size))}" if slot.size else self.facts.name
@@ -491,8 +487,12 @@ class Recordings:
     @property
     def one_time_work(self) -> int:
         """A number that changes when a call makes or puts off a recording or an executable, and so is no steady-state call."""
-        made = sum(replay.executables for replay in self.replays)
-        return self._pipeline.captures + self._postponed + made
+        return self._pipeline.captures + self._postponed + sum(each.executables for each in self.replays)
+
+    @property
+    def replayed(self) -> int:
+        """The number of calls that the present recordings have served."""
+        return sum(each.counts.replays for each in self.replays)
 
     @property
     def replays(self) -> tuple[Replay, ...]:

@@ -181,7 +181,7 @@ class Relocating:
     refused_for_good = is_awaited = False
     not_now: str | None = None
     run_kernels_or_record = None
-    one_time_work = 0
+    one_time_work = replayed = 0
     recording_us = 0.0
 
     def __init__(self, run: Callable[[], None]) -> None:

@@ -33,7 +33,7 @@ class Partition:
     ) -> None:
         self.machine = machine
         self.kernels_us = kernels_us
-        self.one_time_work = 0
+        self.one_time_work = self.replayed = 0
         self.ran: list[Deployment] = []
         self._makes_at = makes_at
         self.emptied_before: list[int] = []

@@ -55,7 +55,7 @@ class Relocating:
     def __init__(self, makes_at: range = range(0), run: Any = None) -> None:
         self._makes_at = makes_at
         self._run = run
-        self._calls = self.one_time_work = 0
+        self._calls = self.one_time_work = self.replayed = 0
 
     def why_not(self, inputs: list[Any]) -> str | None:
         return self.not_now

@@ -74,6 +74,14 @@ class Program:
             runs += slot.run._decided
         return runs
 
+    def graph_us(self, size: int) -> list[float | None]:
+        """Return what a call as a GRAPH takes at a size of forward and backward, as the time budget knows it."""
+        found = []
+        for compiled, sizes in ((self.ahead, (size,)), (self.behind, (2 * size,))):
+            (slot,) = compiled.compiled_fn_runner.partitions
+            found.append(slot.run._decided[sizes].graph_us())
+        return found
+
 
 def expect(session: Runtime, **counts: int) -> None:
     assert {name: session.report.counts[name] for name in counts} == counts
@@ -110,6 +118,20 @@ def test_a_known_size_runs_as_decided_at_once_however_many_unknown_ones_come_bef
 
     assert ran[-4:] == [(64, *["relocated"] * 2)] * 2 + [(56, *["relocated"] * 2)] * 2
     expect(second, looked_up=6, hits=6, misses=0, sizes=4, measured=0)
+
+
+def test_the_time_budget_counts_calls_as_graphs_by_what_was_measured_here_or_is_in_the_cache(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing would pay for the recordings of further sizes."""
+    program, measured = Program(session), 2 * [pytest.approx(GRAPH_WINS[Deployment.GRAPH], rel=0.1)]
+    program.steps([8] * ENOUGH, monkeypatch)
+    assert program.graph_us(8) == measured
+    again = Program(Runtime(session.locations))
+    again.steps([8, 24, 24, 24], monkeypatch)
+
+    assert again.graph_us(8) == measured
+    assert again.graph_us(24) == [None, None]
 
 
 def test_a_known_size_that_has_become_too_old_since_the_first_call_is_not_used(

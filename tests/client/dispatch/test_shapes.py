@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pygraphd.client.common.report import Report
-from pygraphd.client.dispatch import shapes
+from pygraphd.client.dispatch import shapes, time_budget
 from pygraphd.client.dispatch.shapes import Bounds, DecidedSize, KnownSizes, ShapeDispatcher, Sizes
 from pygraphd.client.dispatch.slot import Slot
+from pygraphd.client.dispatch.time_budget import TimeBudget
 from pygraphd.schema.messages import MAX_INTEGER_INPUTS
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ class Case:
         self.most_open = 0
         self.wholes = 0
         self.now_s = 0.0
-        self.records_at_once = True
+        self.took_s = dict[int, float]()
+        self.each_s: float | None = 1e-6  # None: nothing is recorded yet
         self.are_recorded = True
         self.sized = ShapeDispatcher(
             lambda _inputs: KERNELS,
@@ -43,7 +45,7 @@ class Case:
             self.whole,
             self.report,
             None if known is None else self.look_up,
-            lambda: self.now_s,
+            TimeBudget(lambda: self.now_s),
         )
 
     def look_up(self) -> KnownSizes:
@@ -59,9 +61,14 @@ class Case:
         self.decided.append(sizes)
         self.open.add(sizes)
         self.most_open = max(self.most_open, len(self.open))
-        self.report.count(captured=int(self.records_at_once))
         slot = Slot(lambda _inputs: sizes)
-        return DecidedSize(slot, lambda: self.open.discard(sizes), is_recorded=self.are_recorded)
+        # Asked for when a further size is to be set up: until then a size may have been recorded.
+        return DecidedSize(
+            slot,
+            lambda: self.open.discard(sizes),
+            is_recorded=self.are_recorded,
+            recording_us=lambda: 1e6 * self.took_s.get(sizes[0], self.each_s or 0.0),
+        )
 
     def whole(self) -> Any:
         self.wholes += 1
@@ -113,13 +120,13 @@ def test_where_no_size_is_to_be_decided_none_is_looked_up() -> None:
 
 def test_the_most_used_of_the_known_sizes_come_first_while_there_is_no_time_for_all() -> None:
     case = Case(known=range(20), calls=100)
-    case.records_at_once = False
-    most = int(shapes.RECORDING_ALLOWANCE_S / shapes.EXPECTED_S) + 1
+    case.each_s = None
+    most = int(time_budget.ALLOWANCE_S / time_budget.EXPECTED_S) + 1
 
     case.calls(*reversed(range(20)))
     assert case.decided == [(size,) for size in reversed(range(most))]
     assert case.report.fallbacks == {shapes.NO_TIME: 20 - most}
-    case.now_s += shapes.EXPECTED_S / shapes.RECORDING_SHARE  # pays for one
+    case.now_s += time_budget.EXPECTED_S / time_budget.SHARE  # pays for one
     case.calls(*reversed(range(20)))
 
     assert case.decided[most:] == [(most,)]
@@ -128,20 +135,20 @@ def test_the_most_used_of_the_known_sizes_come_first_while_there_is_no_time_for_
 @pytest.mark.parametrize("each_s", [0.03, 0.11, 0.34, 2.0])
 def test_how_many_of_the_known_sizes_come_at_once_is_what_recordings_so_far_say(each_s: float) -> None:
     case = Case(known=range(200), sizes=1000)
+    case.each_s = None
     case.calls(0)
-    case.report.recording_ms += 1e3 * each_s
+    case.took_s[0] = each_s
     assert case.calls(199) == [KERNELS]
     case.now_s += 100 * each_s  # that is paid
-    case.records_at_once = False
     case.calls(*range(199, 0, -1))
 
-    at_once = min(int(shapes.RECORDING_ALLOWANCE_S / each_s) + 1, 199)
+    at_once = min(int(time_budget.ALLOWANCE_S / each_s) + 1, 199)
     assert case.decided[1:] == [(size,) for size in range(at_once, 0, -1)]
 
 
 def test_sizes_that_are_known_as_kernels_take_no_time_for_recordings() -> None:
     case = Case(known=range(20), calls=100)
-    case.records_at_once = case.are_recorded = False
+    case.each_s, case.are_recorded = None, False
 
     case.calls(*range(20))
 
@@ -164,77 +171,78 @@ def test_what_was_known_at_the_first_call_is_not_used_again_when_a_size_comes_ba
     assert case.asked == [8]
 
 
-def test_a_further_size_waits_while_recordings_have_taken_their_share_of_the_time() -> None:
+def test_a_further_size_waits_while_recordings_have_used_up_their_time() -> None:
     case = Case(known=(48,), calls=1)
 
     case.now_s = 1000.0  # as after compiling: time before the first recordings allows for no more of them
-    case.report.recording_ms = 1e3 * shapes.RECORDING_ALLOWANCE_S
-    assert case.calls(8) == [(8,)]
-    case.report.recording_ms += 500
-    assert case.calls(16, 16, 48, 8) == [KERNELS, KERNELS, KERNELS, (8,)]
+    case.took_s[8] = time_budget.ALLOWANCE_S + 0.5
+    assert case.calls(8, 16, 16, 48, 8) == [(8,), KERNELS, KERNELS, KERNELS, (8,)]
     assert case.report.fallbacks == {shapes.NO_TIME: 3}
-    case.now_s += 0.5 / shapes.RECORDING_SHARE
+    case.now_s += 0.5 / time_budget.SHARE
     assert case.calls(16) == [(16,)]
     assert case.asked == []
 
 
+def test_recordings_of_other_graphs_count_too() -> None:
+    budget = TimeBudget(lambda: 0.0)
+    first, second = Case(calls=1), Case(calls=1)
+    first.sized._budget = second.sized._budget = budget
+    first.took_s[8] = time_budget.ALLOWANCE_S + 0.5
+
+    assert [*first.calls(8), *second.calls(8)] == [(8,), KERNELS]
+    del first
+    assert second.calls(8) == [KERNELS]  # the time that it took is gone all the same
+
+
 def test_sizes_wait_while_those_before_are_still_to_be_recorded() -> None:
     case = Case(calls=1)
-    case.records_at_once = False
-    most = round(shapes.RECORDING_ALLOWANCE_S / shapes.EXPECTED_S)
+    case.each_s = None
+    most = round(time_budget.ALLOWANCE_S / time_budget.EXPECTED_S)
 
     assert case.calls(*range(2 * most)).count(KERNELS) in {most - 1, most}
     assert set(case.report.fallbacks) == {shapes.NO_TIME}
-    case.report.count(captured=most)  # which took no time
+    case.each_s = 1e-6
     assert case.calls(100) == [(100,)]
-    case.report.count(captured=1)
-    case.report.recording_ms += 1e3 * shapes.RECORDING_ALLOWANCE_S + 200
+    case.took_s[100] = time_budget.ALLOWANCE_S + 0.2
     assert case.calls(101) == [KERNELS]
 
 
 @pytest.mark.parametrize("each_s", [0.01, 0.1, 0.34, 2.0])
 def test_as_many_sizes_are_set_up_at_once_as_recordings_so_far_say(each_s: float) -> None:
     case = Case(calls=1, sizes=1000)
+    case.each_s = None
     case.calls(0)
-    case.report.recording_ms += 1e3 * each_s
+    case.took_s[0] = each_s
+    case.calls(0, 1)
     case.now_s += 100 * each_s  # that is paid
-    case.records_at_once = False
 
-    started = case.calls(*range(1, 200))
+    started = case.calls(*range(2, 200))
 
-    most = shapes.RECORDING_ALLOWANCE_S / each_s
-    assert min(most, 199) - 1 <= len(started) - started.count(KERNELS) <= most + 1
+    most = time_budget.ALLOWANCE_S / each_s
+    assert min(most, 198) - 1 <= len(started) - started.count(KERNELS) <= most + 1
 
 
-def test_the_first_recordings_tell_how_long_those_take_that_are_still_to_come() -> None:
-    """Long ones: no further size is set up until the time has paid for those that are."""
+def test_a_size_whose_recording_takes_longer_than_expected_makes_others_wait() -> None:
     case = Case(calls=1)
-    case.records_at_once = False
+    case.each_s = None
     case.calls(1, 2)
-    case.report.count(captured=1)
-    case.report.recording_ms += 1200
+    case.took_s[1] = 1.2  # the other one is still expected
 
     assert case.calls(3) == [KERNELS]
-    case.now_s += 1.3 / shapes.RECORDING_SHARE
+    owed_s = 1.2 + time_budget.EXPECTED_S - time_budget.ALLOWANCE_S
+    case.now_s += (owed_s - 0.1) / time_budget.SHARE
     assert case.calls(3) == [KERNELS]
-    case.now_s += 0.2 / shapes.RECORDING_SHARE
+    case.now_s += 0.2 / time_budget.SHARE
     assert case.calls(3) == [(3,)]
 
 
-@pytest.mark.parametrize("each_s", [0.01, 2.0])
-def test_sizes_that_time_has_paid_for_are_not_counted_anew_when_a_recording_was_timed(each_s: float) -> None:
-    """As of sizes whose decision is KERNELS: there will be no recording."""
+def test_a_size_that_is_never_recorded_is_paid_for_by_time() -> None:
+    """As one whose calls end: else it would keep others from being recorded for ever."""
     case = Case(calls=1, sizes=1000)
-    case.records_at_once = False
+    case.each_s = None
     for size in range(60):
         assert case.calls(size) == [(size,)]
-        case.now_s += shapes.EXPECTED_S / shapes.RECORDING_SHARE
-    case.report.count(captured=1)
-    case.report.recording_ms += 1e3 * each_s
-    case.calls(100)
-    case.now_s += each_s / shapes.RECORDING_SHARE
-
-    assert case.calls(101) == [(101,)]
+        case.now_s += time_budget.EXPECTED_S / time_budget.SHARE
 
 
 def test_all_integers_count_in_their_order() -> None:

@@ -1,0 +1,208 @@
+"""How much time recordings may take: an allowance, a small share of the time, and all of the time that graphs have saved."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pygraphd.client.dispatch.time_budget import (
+    ALLOWANCE_S,
+    EXPECTED_S,
+    KERNELS_CALLS,
+    SAVED_EVERY_S,
+    SHARE,
+    Account,
+    KernelsTime,
+    TimeBudget,
+)
+
+KERNELS_US = 5000.0
+
+
+class Case:
+    """A budget whose time is told, with one size that is recorded and replayed."""
+
+    def __init__(self, call_us: float | None = 1000.0) -> None:
+        self.now_s = 0.0
+        self.budget = TimeBudget(lambda: self.now_s)
+        self.kernels = KernelsTime()
+        self.recorded_s, self.replays, self.call_us = 0.0, 0, call_us
+        self.account = Account(
+            self.kernels, lambda: 1e6 * self.recorded_s, lambda: self.replays, lambda: self.call_us
+        )
+        self.budget.open(self.account, is_recorded=True)
+        for _ in range(KERNELS_CALLS):
+            self.kernels.note(KERNELS_US)
+
+    def record(self, seconds: float) -> None:
+        self.recorded_s += seconds
+
+    def waits_s(self, step_s: float = SAVED_EVERY_S) -> float:
+        """Return for how long a further size has to wait, if nothing is replayed meanwhile."""
+        began_s = self.now_s
+        while self.budget.is_spent():
+            self.now_s += step_s
+        return self.now_s - began_s
+
+
+def test_a_recording_is_paid_by_a_share_of_the_time() -> None:
+    case = Case()
+    case.record(ALLOWANCE_S + 0.5)
+
+    assert case.waits_s() == pytest.approx(0.5 / SHARE, abs=2 * SAVED_EVERY_S)
+
+
+def test_the_time_that_graphs_save_pays_for_further_recordings_at_once() -> None:
+    case = Case()
+    case.record(ALLOWANCE_S + 0.5)
+    assert case.budget.is_spent()
+    case.replays = 126  # 4 ms each
+    case.now_s = SAVED_EVERY_S
+
+    assert not case.budget.is_spent()
+
+
+@pytest.mark.parametrize("call_us", [KERNELS_US, 2 * KERNELS_US])
+def test_graphs_that_take_as_long_as_kernels_pay_nothing(call_us: float) -> None:
+    case = Case(call_us)
+    case.record(ALLOWANCE_S + 0.5)
+    case.replays = 10_000
+
+    assert case.waits_s() == pytest.approx(0.5 / SHARE, abs=2 * SAVED_EVERY_S)
+
+
+def test_calls_before_it_is_known_what_a_graph_takes_pay_once_it_is_known() -> None:
+    case = Case(call_us=None)
+    case.record(ALLOWANCE_S + 0.5)
+    case.replays, case.now_s = 126, SAVED_EVERY_S
+    assert case.budget.is_spent()
+    case.call_us, case.now_s = 1000.0, 2 * SAVED_EVERY_S
+
+    assert not case.budget.is_spent()
+
+
+def test_calls_are_counted_once_and_not_more_often_than_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, asked = Case(), list[float]()
+
+    def replays() -> int:
+        asked.append(case.now_s)
+        return 125
+
+    monkeypatch.setattr(case.account, "_replays", replays)
+    case.record(ALLOWANCE_S + 10)
+    while case.now_s < 10 * SAVED_EVERY_S:
+        assert case.budget.is_spent()
+        case.now_s += SAVED_EVERY_S / 8
+
+    assert asked == pytest.approx([SAVED_EVERY_S * each for each in range(1, 10)])
+    after_s = case.now_s
+    assert case.waits_s() == pytest.approx((10 - 0.5) / SHARE - after_s, abs=2 * SAVED_EVERY_S)
+
+
+def test_slow_calls_now_and_then_say_nothing_of_what_kernels_take() -> None:
+    """As those that load kernels, or wait for the GPU."""
+    case = Case(KERNELS_US)
+    for _ in range(KERNELS_CALLS // 2):
+        case.kernels.note(1e6)
+    case.record(ALLOWANCE_S + 0.5)
+    case.replays = 1000
+
+    assert case.waits_s() > 0.4 / SHARE
+
+
+def test_without_a_call_as_kernels_nothing_is_known_to_be_saved() -> None:
+    case = Case()
+    case.kernels._us.clear()
+    case.record(ALLOWANCE_S + 0.5)
+    case.replays = 10_000
+
+    assert case.waits_s() > 0.4 / SHARE
+
+
+def test_a_size_that_makes_room_has_paid_with_what_it_saved() -> None:
+    case = Case()
+    case.record(ALLOWANCE_S + 0.5)
+    assert case.budget.is_spent()
+    case.replays = 125
+    case.budget.close(case.account)
+    assert not case.budget.is_spent()
+    case.replays, case.now_s = 10**6, SAVED_EVERY_S
+    case.budget.open(next_one := Account(case.kernels, lambda: 1e6), is_recorded=True)
+
+    assert case.budget.is_spent()
+    del next_one
+
+
+def test_what_is_saved_beyond_the_debt_is_not_kept_for_later() -> None:
+    """A program that ran well for a day is not to record for an hour when its sizes change."""
+    case = Case()
+    case.record(1e-6)
+    case.replays, case.now_s = 10**6, 3600.0
+    assert not case.budget.is_spent()
+    case.record(ALLOWANCE_S + 0.5)
+    case.now_s += SAVED_EVERY_S
+
+    assert case.waits_s() == pytest.approx(0.5 / SHARE, abs=2 * SAVED_EVERY_S)
+
+
+def test_as_many_sizes_are_set_up_at_once_as_the_allowance_has_room_for() -> None:
+    budget, kernels, accounts = TimeBudget(lambda: 0.0), KernelsTime(), list[Account]()
+    most = budget.setups_now()
+    for _ in range(most):
+        assert not budget.is_spent()
+        accounts.append(Account(kernels))
+        budget.open(accounts[-1], is_recorded=True)
+
+    assert budget.is_spent()
+    assert most == int(ALLOWANCE_S / EXPECTED_S) + 1
+    assert budget.setups_now() == 0
+
+
+def test_an_account_goes_with_whoever_holds_it() -> None:
+    """Graphs come and go, and the budget of the process stays."""
+    budget, kernels = TimeBudget(lambda: 0.0), KernelsTime()
+    for _ in range(100):
+        budget.open(Account(kernels), is_recorded=True)
+
+    assert (len(budget._accounts), len(budget._expected)) == (0, 0)
+
+
+def test_a_recording_that_is_made_again_counts_again() -> None:
+    """As for calls whose inputs are aligned otherwise."""
+    case = Case()
+    case.record(0.5)
+    assert not case.budget.is_spent()
+    case.record(ALLOWANCE_S)
+    case.now_s += SAVED_EVERY_S
+
+    assert case.budget.is_spent()
+
+
+def test_a_size_that_is_decided_without_a_recording_costs_nothing() -> None:
+    case = Case()
+    others = [Account(case.kernels) for _ in range(100)]
+    for each in others:
+        case.budget.open(each, is_recorded=False)
+
+    assert not case.budget.is_spent()
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 2), st.integers(0, 300)), max_size=60))
+def test_recordings_never_take_more_than_the_time_pays(steps: list[tuple[float, float, int]]) -> None:
+    """Whatever comes, a program loses the allowance, the share, and one recording at most: the last one may be a long one."""
+    case, opened = Case(), list[Account]()
+    spent_s = longest_s = saved_s = 0.0
+    for pause_s, recording_s, replays in steps:
+        case.now_s += pause_s
+        case.replays += replays
+        saved_s += replays * 4e-3
+        if not case.budget.is_spent():
+            opened.append(Account(case.kernels, functools.partial(float, 1e6 * recording_s)))
+            case.budget.open(opened[-1], is_recorded=True)
+            spent_s += recording_s
+            longest_s = max(longest_s, recording_s)
+
+    assert spent_s <= ALLOWANCE_S + SHARE * case.now_s + saved_s + longest_s + 1e-6
