@@ -17,9 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ALLOWANCE_S = 1.0
-"""Seconds of recording that may come at once."""
+"""Seconds that recordings may cost at once."""
 SHARE = 0.02
-"""Share of the elapsed time that recordings may take besides, however little they save."""
+"""Share of the elapsed time that recordings may cost besides, however little they save."""
+CONSEQUENCES = 1.6
+"""Time that a recording costs a program, over the time that it takes itself: PyTorch's free memory is given back for it, so that later calls
+allocate anew."""
 EXPECTED_S = 0.3
 """Seconds that are charged for a size at its setup, until a recording has been timed; then it is the mean of all recordings of sizes.
 The difference from the time that its own recording took is charged when that is made."""
@@ -67,9 +70,9 @@ class Account:
         """Seconds charged for a recording that has not been made yet."""
 
     def recorded_s(self) -> float:
-        """Return the seconds of recording since the last time."""
+        """Return the seconds that recordings since the last time cost."""
         before_us, self._counted_us = self._counted_us, self._recording_us()
-        return max(self._counted_us - before_us, 0.0) / 1e6
+        return CONSEQUENCES * max(self._counted_us - before_us, 0.0) / 1e6
 
     def saved_s(self) -> float:
         """Return the seconds that were saved since the last time: a call as KERNELS takes as long as the host needs for it, or longer."""

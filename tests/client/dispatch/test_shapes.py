@@ -67,7 +67,9 @@ class Case:
             slot,
             lambda: self.open.discard(sizes),
             is_recorded=self.are_recorded,
-            recording_us=lambda: 1e6 * self.took_s.get(sizes[0], self.each_s or 0.0),
+            recording_us=lambda: (
+                1e6 * self.took_s.get(sizes[0], self.each_s or 0.0) / time_budget.CONSEQUENCES
+            ),
         )
 
     def whole(self) -> Any:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.dispatch.time_budget import (
     ALLOWANCE_S,
+    CONSEQUENCES,
     EXPECTED_S,
     KERNELS_CALLS,
     SAVED_EVERY_S,
@@ -38,7 +39,8 @@ class Case:
             self.kernels.note(KERNELS_US)
 
     def record(self, seconds: float) -> None:
-        self.recorded_s += seconds
+        """Record for so long that it costs `seconds`."""
+        self.recorded_s += seconds / CONSEQUENCES
 
     def waits_s(self, step_s: float = SAVED_EVERY_S) -> float:
         """Return for how long a further size has to wait, if nothing is replayed meanwhile."""
@@ -200,7 +202,7 @@ def test_recordings_never_take_more_than_the_time_pays(steps: list[tuple[float, 
         case.replays += replays
         saved_s += replays * 4e-3
         if not case.budget.is_spent():
-            opened.append(Account(case.kernels, functools.partial(float, 1e6 * recording_s)))
+            opened.append(Account(case.kernels, functools.partial(float, 1e6 * recording_s / CONSEQUENCES)))
             case.budget.open(opened[-1], is_recorded=True)
             spent_s += recording_s
             longest_s = max(longest_s, recording_s)
