@@ -43,7 +43,7 @@ from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, CapturedCa
 from pygraphd.client.recording.host_copies import for_host
 from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
 from pygraphd.client.recording.size_slot import Persistence, Refusal
-from pygraphd.client.recording.stand_ins import Call, StandIns
+from pygraphd.client.recording.stand_ins import RecordedCall, StandIns
 from pygraphd.client.recording.verification import WROTE_TO_INPUT, Verification, bytes_to_compare
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
@@ -81,11 +81,11 @@ class Attempt:
 
     replay: Replay
     verification: Verification
-    call: Call
+    call: RecordedCall
     """The call that was captured. Its aliased memory stays: the replay may run again, and may be wrong."""
     nodes: int
     captured: tuple[StandIns, Capture]
-    """What was captured: a recording that is doubted runs again, and where it was recorded there has to be memory until then."""
+    """What was captured: a recording may run again where an earlier one differed, and until then there has to be memory where it was captured."""
 
     def let_go(self) -> None:
         """Release the memory that the capture worked on, but for addresses that share some."""
@@ -144,27 +144,27 @@ class Pipeline:
         inputs: list[Any],
         constraints: LayoutConstraints,
         *,
-        is_doubted: bool = False,
+        differed: bool = False,
         in_full: frozenset[int] | None = None,
         lockstep: Lockstep | None = None,
     ) -> Attempt | Refusal:
         """Record a call, and replay it on copies of its inputs. Raises nothing but the out-of-memory error of an `OutOfStepError`.
 
         Large values are compared by digests, except those with an index in `in_full` (outputs, then inputs; None: all): see `Verification`.
-        If the call `is_doubted`, since an earlier recording differed, inputs are kept to find out how much the callable differs from itself.
-        A call with collectives needs the `lockstep` of all ranks, and must not be doubted.
+        If an earlier recording of the size `differed`, inputs are kept to find out how much the callable differs from itself.
+        A call with collectives needs the `lockstep` of all ranks, and must not have `differed`.
         """
         attempt = None
         try:
             if refusal := self._why_not_wait(lockstep):
                 return refusal
-            if is_doubted or lockstep is not None:
+            if differed or lockstep is not None:
                 in_full = None
             # Not while ranks wait for each other, which may take half a minute: `CudaRecorder.capture` has handlers wait for itself.
             until_done = handlers_put_off() if lockstep is None else contextlib.nullcontext()
             with until_done, self._timed(), no_garbage_collection():
                 attempt = self._record(
-                    inputs, constraints, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
+                    inputs, constraints, differed=differed, in_full=in_full, lockstep=lockstep
                 )
             return attempt  # noqa: RET504 - a handler may raise where the block ends
         except OutOfStepError as error:
@@ -266,7 +266,7 @@ class Pipeline:
         inputs: list[Any],
         constraints: LayoutConstraints,
         *,
-        is_doubted: bool,
+        differed: bool,
         in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
     ) -> Attempt:
@@ -275,11 +275,11 @@ class Pipeline:
             raise NotRelocatableError(reason)
         groups = input_groups(inputs)
         require(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
-        call = Call(inputs, constraints, groups, recorder.driver, recorder.device, require)
+        call = RecordedCall(inputs, constraints, groups, recorder.driver, recorder.device, require)
         # A custom operator may keep what it allocates, and nodes of collectives are not written.
         call.has_memory = lockstep is not None or not self._facts.is_repeatable
         try:
-            return self._record_call(call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep)
+            return self._record_call(call, differed=differed, in_full=in_full, lockstep=lockstep)
         except StuckError:
             raise
         except BaseException:
@@ -287,7 +287,7 @@ class Pipeline:
             raise
 
     def _record_call(
-        self, call: Call, *, is_doubted: bool, in_full: frozenset[int] | None, lockstep: Lockstep | None
+        self, call: RecordedCall, *, differed: bool, in_full: frozenset[int] | None, lockstep: Lockstep | None
     ) -> Attempt:
         tensors, capture = self._capture(call)
         self.budget.note(call.held() + tensors.bytes + capture.own_bytes)
@@ -305,7 +305,7 @@ class Pipeline:
             capture.release_addresses()
             call.bytes_held += capture.own_bytes
             verification = self._verification(
-                built, capture, tensors, call, is_doubted=is_doubted, in_full=in_full, lockstep=lockstep
+                built, capture, tensors, call, differed=differed, in_full=in_full, lockstep=lockstep
             )
         except StuckError:
             raise
@@ -314,11 +314,11 @@ class Pipeline:
             capture.let_go()
             raise
         attempt = Attempt(built.replay, verification, call, built.nodes, (tensors, capture))
-        if not is_doubted:
+        if not differed:
             attempt.let_go()
         return attempt
 
-    def _capture(self, call: Call) -> tuple[StandIns, Capture]:
+    def _capture(self, call: RecordedCall) -> tuple[StandIns, Capture]:
         """Capture a call on stand-ins, and again with output reserves until no output overlaps with other memory."""
         self.captures += 1
         try:
@@ -350,7 +350,7 @@ class Pipeline:
             raise
         return tensors, capture
 
-    def _recapture(self, call: Call, first: Capture) -> CapturedCall:
+    def _recapture(self, call: RecordedCall, first: Capture) -> CapturedCall:
         """Capture a call again at other addresses, while the first capture of it has its addresses still."""
         first.release_addresses()
         # Memory that is free in the pool of that one counts as free, and cannot be used by another capture.
@@ -365,7 +365,7 @@ class Pipeline:
 
     def _capture_on(
         self,
-        call: Call,
+        call: RecordedCall,
         tensors: StandIns,
         reserves: Sequence[OutputReserve] = (),
         backing: int = 0,
@@ -410,7 +410,7 @@ class Pipeline:
         call.has_memory = True
         return self._capture_on(call, tensors, reserves, backing, is_shifted=is_shifted)
 
-    def _capture_drawing(self, call: Call, *arguments: Any, is_shifted: bool) -> Capture:
+    def _capture_drawing(self, call: RecordedCall, *arguments: Any, is_shifted: bool) -> Capture:
         """Capture a callable that was thought not to draw random numbers, as attention with dropout does."""
         had_memory, is_known = call.has_memory, False
         self._may_draw = True
@@ -427,7 +427,7 @@ class Pipeline:
         """Replay once all ranks do. Each then runs the collectives of the call once more, whatever happens: as KERNELS if the replay fails."""
         lockstep.go_on()
         try:
-            outputs = replay.run(list(inputs), memory)
+            outputs = replay.serve_on(list(inputs), memory)
         except Exception:
             memory.clear()  # KERNELS need as much, and nothing else may be free
             try:
@@ -444,9 +444,9 @@ class Pipeline:
         built: builder.Built,
         capture: Capture,
         tensors: StandIns,
-        call: Call,
+        call: RecordedCall,
         *,
-        is_doubted: bool,
+        differed: bool,
         in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
     ) -> Verification:
@@ -461,7 +461,7 @@ class Pipeline:
         old = [*tensors.memory, *capture.memory(built.device)]
         call.bytes_held += bytes_to_compare(old, call.inputs, call.groups)
         # What the capture worked on is released before the call itself, unless the recording may run again.
-        held = call.held(beside * (not is_doubted))
+        held = call.held(beside * (not differed))
         is_short = self.budget.why_unavailable(copies + memory + beside, held) is not None
         on_host: InputGroups = []
         # The callable runs on aliased copies as well, which would have its collectives run on this rank alone.
@@ -470,13 +470,13 @@ class Pipeline:
             # Twice, since the callable runs on them, too.
             copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
             copies, beside = copies + aliased.memory.nbytes, memory
-        elif in_full is not None and not is_doubted and lockstep is None:
+        elif in_full is not None and not differed and lockstep is None:
             if copies + memory + beside > self._recorder.below_peak():
                 on_host = for_host(call.groups, call.inputs, self._facts, call.device)
                 copies -= sum(span.size for _, span in on_host)
-        elif is_doubted:
+        elif differed:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2
-        self.budget.require(copies + memory + beside, call.held(beside * (not is_doubted)))
+        self.budget.require(copies + memory + beside, call.held(beside * (not differed)))
         generator, given = self._recorder.generator, generators_in(call.inputs).values()
         if not (self._facts.may_draw or built.replay.draws):
             generator = None  # to put it back would take back what other threads draw
@@ -491,7 +491,7 @@ class Pipeline:
             tensors.tensors,
             call.groups,
             written,
-            keeps_inputs=is_doubted and self._facts.is_repeatable and aliased is None,
+            keeps_inputs=differed and self._facts.is_repeatable and aliased is None,
             in_full=in_full,
             aliased=aliased,
             run_kernels=self._run_kernels,

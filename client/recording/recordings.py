@@ -173,7 +173,7 @@ class Recordings:
             return self._replay(slot, _seen_by_hooks, inputs)
         if replay.counts.replays >= replay.counts.next_check:
             return self._checked(slot, replay, inputs)
-        return self._replay(slot, replay.drawing, inputs)
+        return self._replay(slot, replay.serve, inputs)
 
     def why_not(self, inputs: Sequence[Any]) -> str | None:
         """Return why a call on these inputs can neither be replayed nor recorded for now; None if it can."""
@@ -193,12 +193,12 @@ class Recordings:
             if replay.fused is not None:
                 self._fused[slot.size] = replay.fused
 
-    def run_by_steps(self, inputs: list[Any]) -> Any:
+    def run_in_python(self, inputs: list[Any]) -> Any:
         """Run a call that the compiled helper could not serve by its recording."""
         slot = self._slots.get(self._size_of(inputs))
         if slot is None or (replay := slot.replay) is None:
             return self(inputs)
-        return self._replay(slot, replay.by_steps, inputs)
+        return self._replay(slot, replay.serve_in_python, inputs)
 
     def replay_failed(self, inputs: list[Any], error: BaseException) -> Any:
         """Run a call whose replay raised `error` before its launch, as KERNELS. Raises an `error` that is no `Exception`, as an interrupt."""
@@ -221,7 +221,7 @@ class Recordings:
                 self._note_failed_check(slot.size, refusal.why)
             return self._fall_back(reason, inputs)
         given = self._check.begin(replay, inputs)
-        outputs = self._replay(slot, replay.drawing, inputs)
+        outputs = self._replay(slot, replay.serve, inputs)
         if given is not None:
             self._check.end(replay, given, outputs)
         return outputs
@@ -324,7 +324,7 @@ class Recordings:
         before = slot.disagreements
         in_full = None if before.in_full is None else before.in_full | self.facts.nondeterministic
         attempt = self._pipeline.record(
-            inputs, slot.mismatches.constraints, is_doubted=before.in_values, in_full=in_full
+            inputs, slot.mismatches.constraints, differed=before.in_values, in_full=in_full
         )
         if isinstance(attempt, Refusal):
             self._refuse(slot, attempt)

@@ -77,7 +77,7 @@ class AliasedCopies:
 
 
 @dataclass(slots=True)
-class Call:
+class RecordedCall:
     """A call that is recorded. It owns the aliased memory of its stand-ins."""
 
     inputs: list[Any]

@@ -100,7 +100,7 @@ class Verification:
         `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
         all) may be written. With `keeps_inputs` the callable can run on the inputs again. Unless `in_full` is None, only small values and
         those with an index in it (outputs, then inputs) are kept. Of the others there is a digest, and the replay's memory is released.
-        Raises the errors of `copies_of` and `Replay.run`, and `NotRelocatableError` if the replay has changed an input that it should
+        Raises the errors of `copies_of` and `Replay.serve_on`, and `NotRelocatableError` if the replay has changed an input that it should
         only read; else inputs and generator are as they were.
 
         Inputs with `aliased` copies are not copied. A replay on aliased copies computes other values than KERNELS on the inputs. So
@@ -129,7 +129,7 @@ class Verification:
         self._generator = generator
         self._began = generator.get_offset() if generator is not None else 0
         try:
-            self._replay_once(run or replay.run)
+            self._replay_once(run or replay.serve_on)
             # Now, so that this memory can be released before the callable needs as much.
             compared = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
             after = [*map(checksum, read_only)]
@@ -254,7 +254,7 @@ class Verification:
         assert self._replay is not None
         # A recording that differs may be wrong, and write beyond its memory.
         memory, _ = _with_guard_blocks(self._replay)
-        return self._replay.run(inputs, memory)
+        return self._replay.serve_on(inputs, memory)
 
     def _runs(self, inputs: Sequence[Any], run: Runnable) -> Iterator[Values]:
         """Yield the values that further runs leave, each on copies of the inputs and with the random numbers of the call."""

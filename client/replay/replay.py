@@ -138,19 +138,19 @@ class Replay:
         Raises `FallbackError`, `DriverError` or torch's out-of-memory error, with the inputs as they were. After a `DriverError` the
         replay is of no more use.
         """
-        return self.drawing(inputs)[0]
+        return self.serve(inputs)[0]
 
-    def drawing(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
+    def serve(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
         """Serve a call as `__call__` does, and return also the range of random numbers that it was given, if it draws any."""
         with kernels_on_error:
             done = self.fused(inputs) if self.fused is not None else None
-        return done or self.by_steps(inputs)
+        return done or self.serve_in_python(inputs)
 
-    def by_steps(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
-        """Serve a call as `drawing` does, but step by step in Python, which raises the reason if the call does not fit."""
+    def serve_in_python(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
+        """Serve a call as `serve` does, but step by step in Python, which raises the reason if the call does not fit."""
         if any(inputs[index] is not generator for index, generator in self.layout.generators):
             raise LayoutMismatchError(LayoutMismatch.GENERATOR)
-        return self._run(inputs)
+        return self._serve(inputs)
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate the memory of one call, and return it in the order of the layout."""
@@ -159,11 +159,11 @@ class Replay:
             memory[index] = self._device.allocate(*arguments)
         return memory
 
-    def run(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
+    def serve_on(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
         """Serve a call on memory from `memory()`; see `__call__`."""
-        return self._run(inputs, memory)[0]
+        return self._serve(inputs, memory)[0]
 
-    def _run(self, inputs: list[Any], memory: list[Any] | None = None) -> tuple[Any, PhiloxRange | None]:
+    def _serve(self, inputs: list[Any], memory: list[Any] | None = None) -> tuple[Any, PhiloxRange | None]:
         if self.counts.is_held_here():
             raise DisturbedError(REENTERED)
         with self.counts:

@@ -50,9 +50,9 @@ def _exit_after(arguments: Sequence[str] | None) -> NoReturn:
 def _run(words: list[str]) -> NoReturn:
     if words[:1] == ["run"] and words[1:2] not in (["--help"], ["-h"]):
         # Without typer: its import would delay every script, and no word here is ours to interpret.
-        from pygraphd.cli.launch import launch
+        from pygraphd.cli.run import run_program
 
-        launch(words[1:])
+        run_program(words[1:])
     from pygraphd.cli.commands import application
     from pygraphd.cli.output import standard_output
     from pygraphd.errors import Exit

@@ -247,10 +247,10 @@ def run(
     ] = None,
 ) -> None:
     """Run a Python script with PyGraph switched on (PYGRAPH=1); everything after `run` goes to Python."""
-    # Only for the help: `main` hands other words of `run` to `launch` before it imports typer.
-    from pygraphd.cli.launch import launch
+    # Only for the help: `main` hands other words of `run` to `run_program` before it imports typer.
+    from pygraphd.cli.run import run_program
 
-    launch(arguments or [])
+    run_program(arguments or [])
 
 
 def _start_in_background(flags: Mapping[str, str | None], config: Config) -> None:

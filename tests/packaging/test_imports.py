@@ -44,7 +44,7 @@ def modules_after(statement: str, **variables: str) -> set[str]:
         "pygraphd.client.autoload",
         "pygraphd.schema",
         "pygraphd.schema.policy",
-        "pygraphd.cli.launch",
+        "pygraphd.cli.run",
     ],
 )
 def test_importing_ours_imports_nothing_heavy(module: str) -> None:

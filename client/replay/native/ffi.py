@@ -131,7 +131,7 @@ class TensorOps:
 
         It calls `owner(inputs)` where there is no replay, where the replay has reached `next_check`, while a profiler runs, where the current stream is being
         captured, where a function in `conditions` does not return the value beside it, or where an input at `tangents` is a conjugate or negative
-        view. It calls `owner.run_by_steps(inputs)` if the replay cannot serve the call. It calls
+        view. It calls `owner.run_in_python(inputs)` if the replay cannot serve the call. It calls
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
         self.kernel_functions: Callable[[], tuple[int, int]] = module.kernel_functions

@@ -366,5 +366,5 @@ static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t given) 
     int was_launched = launched != NULL;
     Py_XDECREF(launched);
     if (result != NULL || was_launched) return result;
-    return PyErr_Occurred() ? failed(owner, inputs) : PyObject_CallMethod(owner, "run_by_steps", "O", inputs);
+    return PyErr_Occurred() ? failed(owner, inputs) : PyObject_CallMethod(owner, "run_in_python", "O", inputs);
 }

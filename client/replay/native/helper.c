@@ -281,7 +281,7 @@ static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(replays, integers, conditions, tangents, owner, inputs): serve a call by the FusedReplay of its size, the inputs at `integers`, if\n"
      "each of `conditions`, a (function, value), holds, no input at `tangents` is a conjugate or negative view, no profiler runs and no\n"
-     "capture of the current stream. Otherwise call owner(inputs), owner.run_by_steps(inputs) or\n"
+     "capture of the current stream. Otherwise call owner(inputs), owner.run_in_python(inputs) or\n"
      "owner.replay_failed(inputs, exception)."},
     {NULL, NULL, 0, NULL}};
 

@@ -46,11 +46,11 @@ def test_what_lies_where_it_lay_is_not_written_again(recorder: Recorder) -> None
     memory = replay.memory()
 
     for _ in range(3):
-        replay.run([a, b], memory)
+        replay.serve_on([a, b], memory)
     assert (replay.counts.replays, replay.counts.relocated, replay.counts.written) == (3, 1, 2)
 
     other = recorder.floats(100, 200)
-    assert replay.run([a, other], memory)[0].tolist() == [202, 404]
+    assert replay.serve_on([a, other], memory)[0].tolist() == [202, 404]
     assert (replay.counts.relocated, replay.counts.written) == (2, 3)
     replay.close()
 

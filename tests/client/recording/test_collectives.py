@@ -216,7 +216,7 @@ def test_a_replay_that_fails_runs_its_collectives_as_kernels(
     def fail(*_: object) -> None:
         raise DriverError("cuGraphLaunch", 1)
 
-    monkeypatch.setattr(Replay, "run", fail)
+    monkeypatch.setattr(Replay, "serve_on", fail)
 
     assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
@@ -232,7 +232,7 @@ def fail_when_verified(monkeypatch: pytest.MonkeyPatch, note: Callable[[Any], ob
         [*map(note, memory)]  # no variable of this frame, which the error holds, may keep one
         raise DriverError("cuGraphLaunch", 1)
 
-    monkeypatch.setattr(Replay, "run", fail)
+    monkeypatch.setattr(Replay, "serve_on", fail)
 
 
 def test_kernels_in_place_of_a_replay_get_its_memory(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,7 @@ def test_what_other_threads_draw_while_a_graph_that_draws_nothing_is_verified_is
     from pygraphd.client.replay.replay import Replay
 
     run, generator, drawn = case.made(add, DRAWS_NOTHING), case.recorder.generator, list[int]()
-    original = Replay.run
+    original = Replay.serve_on
 
     def run_beside(replay: Replay, *arguments: Any) -> Any:
         outputs = original(replay, *arguments)
@@ -138,7 +138,7 @@ def test_what_other_threads_draw_while_a_graph_that_draws_nothing_is_verified_is
 
     run([case.floats(1), case.floats(2)])
     with monkeypatch.context() as patch:
-        patch.setattr(Replay, "run", run_beside)
+        patch.setattr(Replay, "serve_on", run_beside)
         run([case.floats(1), case.floats(2)])
     run([case.floats(1), case.floats(2)])
 

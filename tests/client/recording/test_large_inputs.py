@@ -13,7 +13,7 @@ from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.recording import stand_ins, verification
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.aliased_memory import AliasedMemory
-from pygraphd.client.recording.stand_ins import Call
+from pygraphd.client.recording.stand_ins import RecordedCall
 from pygraphd.client.replay.relocation_table import PAGE
 from tests.support.recording_case import Case, Operations, Recording, case, is_transient
 
@@ -233,7 +233,9 @@ def test_aliased_copies_lie_side_by_side_and_begin_with_the_values_of_the_inputs
     for number, each in enumerate(caches):
         each[:9] = number
     inputs, cpu = [torch.zeros(4), *caches], torch.device("cpu")
-    call = Call(inputs, stand_ins.NO_CONSTRAINTS, input_groups(inputs), emulator.driver, cpu, lambda *_: None)
+    call = RecordedCall(
+        inputs, stand_ins.NO_CONSTRAINTS, input_groups(inputs), emulator.driver, cpu, lambda *_: None
+    )
     copies = call.aliased_copies(range(1, 20))
     assert copies is not None
 

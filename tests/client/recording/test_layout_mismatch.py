@@ -21,7 +21,7 @@ from pygraphd.client.recording.size_slot import (
     LayoutConstraints,
     LayoutMismatches,
 )
-from pygraphd.client.recording.stand_ins import Call
+from pygraphd.client.recording.stand_ins import RecordedCall
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
 from tests.support.recording_case import Case, add
 
@@ -219,7 +219,7 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     assert all(any(begin <= start and end <= stop for begin, stop in rooms) for start, end in spans)
     asked: list[int] = []
     driver: Any = None  # no input is large
-    call = Call(
+    call = RecordedCall(
         inputs,
         LayoutConstraints(worst, apart),
         input_groups(inputs),

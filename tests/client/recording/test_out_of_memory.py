@@ -30,7 +30,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "old memory": (Capture, "memory"),
     "copies": (verification, "copies_of"),
     "memory": (verification, "_with_guard_blocks"),
-    "trial": (Replay, "run"),
+    "trial": (Replay, "serve_on"),
 }
 
 

@@ -218,9 +218,9 @@ def test_a_signal_within_a_verification_ends_the_call(case: Case, monkeypatch: p
 
 
 @pytest.mark.usefixtures("limited")
-@pytest.mark.parametrize("by_steps", [False, True])
+@pytest.mark.parametrize("in_python", [False, True])
 def test_a_call_whose_launch_a_signal_follows_does_not_run_again(
-    case: Case, monkeypatch: pytest.MonkeyPatch, by_steps: bool
+    case: Case, monkeypatch: pytest.MonkeyPatch, in_python: bool
 ) -> None:
     def body(operations: Operations, inputs: list[Any]) -> Any:
         operations.accumulate(inputs[0], inputs[1])
@@ -239,7 +239,7 @@ def test_a_call_whose_launch_a_signal_follows_does_not_run_again(
     made = case.make(body)
     for _ in range(4):
         made([cache, one])
-    run, armed = made if by_steps else made.run, True
+    run, armed = made if in_python else made.run, True
     for _ in range(10):
         with pytest.raises(TimeLimitError):
             run([cache, one])
@@ -249,9 +249,9 @@ def test_a_call_whose_launch_a_signal_follows_does_not_run_again(
 
 
 @pytest.mark.parametrize("draws", [False, True])
-@pytest.mark.parametrize("by_steps", [False, True])
+@pytest.mark.parametrize("in_python", [False, True])
 def test_a_handler_may_call_a_graph_within_a_launch_of_it(
-    case: Case, monkeypatch: pytest.MonkeyPatch, draws: bool, by_steps: bool
+    case: Case, monkeypatch: pytest.MonkeyPatch, draws: bool, in_python: bool
 ) -> None:
     """As one that prints a sample. It would wait for the launch that waits for it."""
 
@@ -275,7 +275,7 @@ def test_a_handler_may_call_a_graph_within_a_launch_of_it(
     made, samples = case.make(body), list[Any]()
     for _ in range(4):
         made([case.floats(1), case.floats(2)])
-    run = made if by_steps else made.run
+    run = made if in_python else made.run
     before = signal.signal(signal.SIGUSR1, lambda *_: samples.append(run([case.floats(3), case.floats(4)])))
     try:
         for _ in range(10):

@@ -133,7 +133,7 @@ class Missed:
     def allocate_bytes(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def run(self, inputs: list[Any], _: object) -> tuple[torch.Tensor]:
+    def serve_on(self, inputs: list[Any], _: object) -> tuple[torch.Tensor]:
         if self._writes:
             self._stand_in[-1] = self._stand_in[0]
         index = inputs[1] if self._writes else self._stand_in

@@ -58,7 +58,7 @@ class Doubling:
     def written(self, values: torch.Tensor) -> int:
         """Call it, see that its results are right, and return how many nodes were written."""
         before = self.replay.counts.written
-        for each in self.replay.run([values, self._stays], self.memory)[: self._nodes]:
+        for each in self.replay.serve_on([values, self._stays], self.memory)[: self._nodes]:
             assert torch.equal(each, 2 * values)
             each.fill_(-1)
         return self.replay.counts.written - before
@@ -227,7 +227,7 @@ def test_another_executable_is_made_where_it_is_bound_as_the_memory_of_the_captu
         values, memory = sets[turn % 4]
         memory[0].fill_(7)
         first, second = values.tolist()
-        assert replay.run([values], memory)[0].tolist() == [first, second + WORTH * first, 0]
+        assert replay.serve_on([values], memory)[0].tolist() == [first, second + WORTH * first, 0]
 
     assert replay.executables == 4
     assert recorder.notes == []
@@ -266,9 +266,9 @@ def test_while_a_profiler_runs_a_graph_that_copies_is_written_for_addresses_that
 
     def rounds() -> None:
         for values, memory in places * 4:
-            assert replay.run([values], memory)[0].tolist() == (9 * values).tolist()
+            assert replay.serve_on([values], memory)[0].tolist() == (9 * values).tolist()
 
-    replay.run([places[0][0]], places[0][1])
+    replay.serve_on([places[0][0]], places[0][1])
     with profile(activities=[ProfilerActivity.CPU], acc_events=True):
         rounds()
     assert replay.executables == 1
@@ -294,7 +294,7 @@ def test_a_graph_that_copies_may_not_be_profiled_once_it_has_an_executable_from_
     places = [(recorder.floats(i, i), replay.memory()) for i in range(2)]
 
     def call(at: int) -> None:
-        replay.run([places[at][0]], places[at][1])
+        replay.serve_on([places[at][0]], places[at][1])
 
     call(0)
     monkeypatch.setattr(profiling._profiles, "were_prepared", was_profiled)
@@ -387,7 +387,7 @@ def test_a_copy_or_memset_recorded_on_aliased_memory_moves_where_memory_is_alloc
     for turn in (0, 0, 1, 2, 3, 4, 5, 4, 5, 4, 5):
         values, memory = sets[turn]
         memory[0].fill_(7)
-        assert torch.equal(replay.run([values], memory)[0], times * values)
+        assert torch.equal(replay.serve_on([values], memory)[0], times * values)
         executables.append(replay.executables)
 
     assert executables == [1] * 7 + [2] * 4
@@ -405,11 +405,11 @@ def test_where_the_first_executable_cannot_be_had_the_call_fails_and_nothing_is_
     recorder.emulator.fail_at(call)
 
     with pytest.raises(DriverError, match="CUresult 999"):
-        replay.run([values], replay.memory())
+        replay.serve_on([values], replay.memory())
 
     recorder.emulator.fail_at(0)
     assert (replay.executables, recorder.emulator.live()) == (0, alive)
-    assert torch.equal(replay.run([values], replay.memory())[0], (WORTH + 1) * values)
+    assert torch.equal(replay.serve_on([values], replay.memory())[0], (WORTH + 1) * values)
     assert recorder.notes == []
     replay.close()
 
@@ -418,12 +418,12 @@ def test_only_nodes_that_follow_what_has_moved_are_written(recorder: Recorder) -
     inputs = [recorder.floats(i, i) for i in range(10)]
     replay = recorder.doubling(inputs)
     memory = replay.memory()
-    replay.run([*inputs], memory)
+    replay.serve_on([*inputs], memory)
 
     for moved in range(10):
         before = replay.counts.written
         values = [*inputs[:moved], recorder.floats(7, 7), *inputs[moved + 1 :]]
-        assert replay.run([*values], memory)[moved].tolist() == [14, 14]
+        assert replay.serve_on([*values], memory)[moved].tolist() == [14, 14]
         # Its own, and that of what had moved before.
         assert replay.counts.written - before == (1 if moved == 0 else 2)
     replay.close()
@@ -433,11 +433,11 @@ def test_for_what_no_node_reads_nothing_is_done(recorder: Recorder) -> None:
     a, unused = recorder.floats(1, 2), recorder.floats(0, 0)
     replay = recorder.doubling([a, unused], [a] * WORTH)
     memory = replay.memory()
-    replay.run([a, unused], memory)
+    replay.serve_on([a, unused], memory)
     before = replay.counts.written
 
     for number in range(20):
-        replay.run([a, recorder.floats(number, number)], memory)
+        replay.serve_on([a, recorder.floats(number, number)], memory)
 
     assert (replay.executables, replay.counts.written) == (1, before)
     replay.close()
@@ -450,12 +450,12 @@ def test_inputs_that_do_not_fit_are_told_however_often_they_come_and_nothing_is_
     a, worse = storage[64:66], [storage[67 + 4 * number :][:2] for number in range(3)]
     replay = recorder.doubling([a], [a] * WORTH)
     memory = replay.memory()
-    replay.run([a], memory)
+    replay.serve_on([a], memory)
     recorder.emulator.fail_at(0)
 
     for each in worse * 10:
         with pytest.raises(FallbackError, match="not aligned as it was"):
-            replay.run([each], memory)
+            replay.serve_on([each], memory)
 
     assert (replay.executables, recorder.emulator.calls()) == (1, 0)
     replay.close()

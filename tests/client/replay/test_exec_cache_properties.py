@@ -133,7 +133,7 @@ def _run(replay: Replay, inputs: list[torch.Tensor], memory: list[torch.Tensor],
         each.zero_()
     if not fits:
         with pytest.raises(FallbackError):
-            replay.run(list(inputs), memory)
+            replay.serve_on(list(inputs), memory)
         return
-    for number, result in enumerate(replay.run(list(inputs), memory)):
+    for number, result in enumerate(replay.serve_on(list(inputs), memory)):
         assert torch.equal(result, inputs[number % 2] + inputs[2])

@@ -62,7 +62,7 @@ def test_addresses_that_stay_are_written_once(recorder: Recorder) -> None:
     memory = replay.memory()
 
     for _ in range(6):
-        assert replay.run([*inputs], memory)[0].tolist() == [4, 6]
+        assert replay.serve_on([*inputs], memory)[0].tolist() == [4, 6]
 
     assert (replay.counts.replays, replay.counts.written) == (6, 1)
     replay.close()
@@ -126,7 +126,7 @@ def test_a_launch_that_fails_is_told_by_its_name(recorder: Recorder) -> None:
         replay([*inputs])
     recorder.emulator.fail_at(1)
     with failed:
-        replay.run([*inputs], replay.memory())
+        replay.serve_on([*inputs], replay.memory())
     recorder.emulator.fail_at(0)
 
     assert replay([*inputs])[0].tolist() == [4, 6]
@@ -184,5 +184,5 @@ def test_results_are_right_whatever_addresses_come_in_which_order(
     memories = [replay.memory() for _ in range(3)]
 
     for a, b, at in order:
-        assert torch.equal(replay.run([values[a], values[b]], memories[at])[0], values[a] + values[b])
+        assert torch.equal(replay.serve_on([values[a], values[b]], memories[at])[0], values[a] + values[b])
     run.close()

@@ -95,7 +95,7 @@ def test_each_command_ends_without_a_word(environ: dict[str, str], command: str)
         ("pygraphd.cli.commands", "status"),
         ("pygraphd.cli.status", "status"),  # within the command
         ("sqlalchemy", "cache inspect"),
-        ("pygraphd.cli.launch", "run x.py"),
+        ("pygraphd.cli.run", "run x.py"),
         ("pygraphd.cli.summary_files", "run x.py"),
         ("pygraphd.daemon.process", "start --foreground"),
         ("pygraphd.daemon.serving", "start --foreground"),  # it holds the lock by then

@@ -279,7 +279,7 @@ def test_a_launch_that_fails_is_told_with_its_code(case: Case) -> None:
 def test_what_was_drawn_is_returned(case: Case) -> None:
     cursor, before = drawing(case), case.replay.counts.fused
 
-    _, drawn = case.replay.drawing(list(case.inputs))
+    _, drawn = case.replay.serve(list(case.inputs))
 
     assert drawn == PhiloxRange(7, 0, 1)
     assert case.replay.counts.fused == before + 1

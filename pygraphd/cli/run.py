@@ -23,7 +23,7 @@ _WITH_VALUE = re.compile(r"-(?:[^-cmWX][^cmWX]*)?([cmWX])(.*)", re.DOTALL)
 _LONG_WITH_VALUE = "--check-hash-based-pycs"
 
 
-def launch(arguments: Sequence[str]) -> NoReturn:
+def run_program(arguments: Sequence[str]) -> NoReturn:
     """Replace this process by `python ARGUMENTS`, one leading "--" taken off; raises UsageError.
 
     Unless PYGRAPH_SUMMARY is set, the summary is left where `pygraphd report` and `pygraphd doctor` find it.
