@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pygraphd.errors import CommandError
+from pygraphd.errors import CommandError, UsageError
 from pygraphd.remedies import unreadable
 from pygraphd.schema.ownership import REMEDY, refuse_shared, why_not_private
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def prepare_runtime(locations: Locations) -> None:
-    """Make the folders of lock and socket (0700) and check them; raises CommandError with the remedy."""
+    """Make the folders of lock and socket (0700) and check them; raises CommandError with the remedy, of `check_private` if it refuses one."""
     for folder in {locations.runtime, locations.socket.parent}:
         make_private(folder)
 
@@ -26,14 +26,14 @@ def prepare_runtime(locations: Locations) -> None:
 def prepare_cache(locations: Locations) -> str | None:
     """Make the folders of database and spool. Return why that failed, which a daemon survives.
 
-    Raises CommandError for a folder that other users can write to.
+    Raises UsageError for a folder that other users can write to.
     """
-    try:
-        for folder in (locations.cache, locations.spool):
-            _make(folder)
-    except OSError as error:
-        return f"{error.filename}: cannot be made: {error.strerror}"
     for folder in (locations.cache, locations.spool):
+        try:
+            _make(folder)
+        except OSError as error:
+            return f"{error.filename}: cannot be made: {error.strerror}"
+        # Before the next is made: root would leave a folder of its own in one that is refused, and its owner would have no daemon.
         check_private(folder)
     return None
 
@@ -48,9 +48,10 @@ def make_private(folder: Path) -> None:
 
 
 def check_private(folder: Path) -> None:
-    """Raise CommandError unless `folder` is a real folder, ours, and writable by nobody else."""
+    """Raise UsageError unless `folder` is a real folder, ours, and writable by nobody else."""
     if problem := why_not_private(folder):
-        raise CommandError(problem)
+        # Where the folders are is a setting of the user's, and by this class each command has one exit code for it.
+        raise UsageError(problem)
 
 
 def check_readable(locations: Locations) -> None:
@@ -60,14 +61,15 @@ def check_readable(locations: Locations) -> None:
 
 
 def check_unshared(folder: Path) -> None:
-    """Raise CommandError if others can write to a folder, or have planted it; one that is not there is in order."""
+    """Raise UsageError if others can write to a folder, or have planted it, CommandError if it cannot be looked at; one that is not there is in order."""
     try:
         refuse_shared(folder)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        said = unreadable(folder, error) if error.errno else why_not_private(folder)
-        raise CommandError(said or str(error)) from error
+        if error.errno:
+            raise CommandError(unreadable(folder, error)) from error
+        raise UsageError(why_not_private(folder) or str(error)) from error
 
 
 def _make(folder: Path) -> None:

@@ -34,15 +34,15 @@ cache = typer.Typer(
 
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Gpu = Annotated[
-    str, typer.Option("--gpu", metavar="NAME", help="Only GPUs whose name contains this, in any case.")
+    str | None, typer.Option("--gpu", metavar="NAME", help="Only GPUs whose name contains this, in any case.")
 ]
-_Graph = Annotated[str, typer.Option("--graph", metavar="PREFIX", help="Only graphs that begin so.")]
+_Graph = Annotated[str | None, typer.Option("--graph", metavar="PREFIX", help="Only graphs that begin so.")]
 
 
 @cache.command()
 def inspect(
-    gpu: _Gpu = "",
-    graph: _Graph = "",
+    gpu: _Gpu = None,
+    graph: _Graph = None,
     most: Annotated[
         int | None, typer.Option("--most", metavar="N", min=1, help="Only the newest N of these.")
     ] = None,
@@ -60,10 +60,10 @@ def inspect(
     from pygraphd.cli.filters import Filter
     from pygraphd.cli.shipped_catalogue import open_with_shipped, pages_of
 
-    chosen = Filter(gpu, graph)
+    chosen = Filter.given(gpu, graph)
     path = _readable().database
     with open_with_shipped(*([(Catalogue, path)] if path.exists() else [])) as catalogues:
-        pages = pages_of(catalogues, gpu, graph, most)
+        pages = pages_of(catalogues, chosen.gpu, chosen.graph, most)
         first = next(pages, None)
         # JSON keeps its form without entries, and a filter that matches nothing has an error of its own.
         if not first and not json and not chosen:
@@ -129,7 +129,7 @@ def prune(
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="AGE", help="Not used for this long: 30d, 12h.")
     ] = None,
-    gpu: _Gpu = "",
+    gpu: _Gpu = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only count the entries that would be deleted.")
     ] = False,
@@ -139,11 +139,11 @@ def prune(
     from pygraphd.cli import filters, render
     from pygraphd.daemon.pruning import prune_request
 
-    filters.Filter(gpu)  # which refuses what no entry can match
+    chosen = filters.Filter.given(gpu)
     locations = _readable()
-    answer = _prune(locations, prune_request(_age(older_than), gpu, dry_run))
+    answer = _prune(locations, prune_request(_age(older_than), chosen.gpu, dry_run))
     _say(render.as_json(answer.as_json()) if json else render.prune_text(answer))
-    if gpu and not answer.entries and (problem := filters.no_such_gpu(gpu, locations.database)):
+    if chosen and not answer.entries and (problem := filters.no_such_gpu(chosen.gpu, locations.database)):
         # No error: what is to be gone is gone, be it by an earlier prune.
         sys.stdout.flush()
         complain(f"pygraphd: {problem}")
@@ -167,8 +167,6 @@ def delete(
 
     locations = _readable()
     for key in keys:
-        if not key:
-            raise UsageError("delete: an ID is empty, which would name any entry")
         check_prefix(key)
     # All are looked up before the first is deleted: an ID that is unclear deletes nothing.
     answer = _prune(locations, *delete_requests(_ids(locations.database, keys), dry_run))
@@ -218,8 +216,8 @@ def rederive(
 @cache.command()
 def export(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A new file; -: standard output.")],
-    gpu: _Gpu = "",
-    graph: _Graph = "",
+    gpu: _Gpu = None,
+    graph: _Graph = None,
 ) -> None:
     """Write final decisions and their measurements to a file, for `cache import` on another machine or in an image."""
     from pygraphd.cli import export_files, exporting, render
@@ -227,10 +225,11 @@ def export(
     from pygraphd.cli.filters import Filter
     from pygraphd.daemon import spool
 
-    chosen = Filter(gpu, graph)
+    _check_file(file)
+    chosen = Filter.given(gpu, graph)
     locations = _readable()
     with Catalogue(locations.database) as catalogue:
-        found = exporting.Export(catalogue, gpu, graph)
+        found = exporting.Export(catalogue, chosen.gpu, chosen.graph)
         if chosen and found.is_empty:
             raise chosen.no_match([catalogue])
         entries = export_files.write_out(found) if file == "-" else export_files.write_new(Path(file), found)
@@ -250,6 +249,7 @@ def import_(
     from pygraphd.cli import export_files, foreseeing, render
     from pygraphd.daemon import exchange
 
+    _check_file(file)
     with export_files.opened(file) as (stream, name):
         # To its last line, before anything is stored: a file is refused whole.
         contents = exchange.check_file(stream, name)
@@ -262,6 +262,12 @@ def import_(
             answer = _import(locations, entries, contents.entries)
     answer = dataclasses.replace(answer, left_out=contents.left_out)
     _say(render.as_json(answer.as_json()) if json else render.import_text(answer))
+
+
+def _check_file(file: str) -> None:
+    """Raise UsageError for an empty name, which `Path` takes for the folder that the command runs in."""
+    if not file:
+        raise UsageError("FILE is empty; give the name of a file, or - for a pipe")
 
 
 def _readable() -> Locations:

@@ -302,7 +302,9 @@ def is_prefix(text: str) -> bool:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raise UsageError if `prefix` cannot begin an id or a digest."""
+    """Raise UsageError if `prefix` cannot begin an id or a digest, or is empty, which each of them begins with."""
+    if not prefix:
+        raise UsageError("an ID is empty, which would name any entry; give the first digits of one")
     if not is_prefix(prefix):
         raise UsageError(f"{prefix}: {NO_DIGITS}")
 

@@ -150,7 +150,7 @@ def status(json: _AsJson = False) -> None:
     state = collect(locate())
     _say(render.as_json(state.as_json()) if json else render.status_text(state))
     if not state.running:
-        # They keep it from being started. One that runs has read its own, whatever they are here.
+        # They keep it from being started. Of one that runs, which has read its own, they are among the problems.
         load_config(os.environ, {})
     raise typer.Exit(Exit.OK if state.running else Exit.NOT_RUNNING)
 

@@ -15,6 +15,7 @@ from pygraphd.cli import status
 from pygraphd.cli.doctor_probe import PYTHON
 from pygraphd.cli.render import plural, team_text, team_waiting_text
 from pygraphd.config import Setting, config_file, survey
+from pygraphd.daemon.lock import ELSEWHERE
 from pygraphd.schema import ownership
 
 if TYPE_CHECKING:
@@ -182,11 +183,13 @@ def _no_daemon(state: Status, autostart: Mapping[str, Any]) -> Iterator[Check]:
     for fault in settings.faults:
         remedy = 'correct or remove it: see docs/daemon.md, "Settings"'
         yield Check("daemon", f"cannot be started: {fault.text}", remedy)
+    # A daemon that hangs, or whose lock cannot be opened, is a problem, so "not running" might not be true beside one.
+    is_well = not state.problems
     if state.spool_waiting:
-        waiting = f"not running; {plural(state.spool_waiting, 'file waits', 'files wait')} in the spool"
-        yield Check("daemon", waiting, _START)
+        waiting = f"{plural(state.spool_waiting, 'file waits', 'files wait')} in the spool"
+        yield Check("daemon", f"not running; {waiting}" if is_well else waiting, _START)
     # With a fault in the settings, no program could start one either.
-    elif not settings.faults:
+    elif is_well and not settings.faults:
         entries = "unknown" if state.entries is None else str(state.entries)
         yield Check("daemon", f"not running, {entries} entries{_who_starts_one(autostart)}")
     if state.team_waiting or state.team_unpublished:
@@ -216,9 +219,10 @@ def _folder(name: str, folder: Path, mounts: Iterable[tuple[str, str]]) -> Itera
     if there == folder and (problem := ownership.why_not_private(folder)) is not None:
         yield Check(name, problem, "fix the problem named; until then programs run without the cache")
     elif not os.access(there, os.W_OK | os.X_OK):
-        yield Check(
-            name, f"{there}: you may not write to it", "chmod u+rwx, or set PYGRAPHD_HOME to another folder"
-        )
+        is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        found = "its file system is read-only" if is_read_only else "you may not write to it"
+        remedy = ELSEWHERE if is_read_only else "chmod u+rwx, or set PYGRAPHD_HOME to another folder"
+        yield Check(name, f"{there}: {found}", remedy)
     elif (kind := _kind_of_mount(there, mounts)) in _NETWORK:
         remedy = "SQLite's WAL needs a local disk: set XDG_CACHE_HOME or PYGRAPHD_HOME to a local folder"
         yield Check(name, f"{folder} is on {kind}", remedy)

@@ -113,6 +113,10 @@ class Answer:
 
 def explain(target: str, locations: Locations) -> Answer:
     """Explain the graphs of a summary file, or else the graph whose digest or id begins with `target`; raises CommandError."""
+    if not target:
+        raise UsageError(
+            "GRAPH is empty, which would name any graph; give its first digits, or the file of a summary"
+        )
     waiting = spool.state(locations.spool).waiting
     is_file = summaries.is_file(target)
     if not is_file and not is_prefix(target):

@@ -40,6 +40,17 @@ class Filter:
         if not is_prefix(self.graph):
             raise UsageError(f"--graph {shlex.quote(self.graph)}: {NO_DIGITS}")
 
+    @classmethod
+    def given(cls, gpu: str | None, graph: str | None = None) -> Filter:
+        """Return the filter of two options, None for one that is not given; raises UsageError, also for an empty text."""
+        for name, text in (("--gpu", gpu), ("--graph", graph)):
+            # As of a variable of the shell that is not set, and `prune` would delete the entries of all GPUs.
+            if text == "":
+                raise UsageError(
+                    f"{name}: is empty, which would select all entries; give a text, or leave {name} out"
+                )
+        return cls(gpu or "", graph or "")
+
     def __bool__(self) -> bool:
         return bool(self.gpu or self.graph)
 

@@ -465,13 +465,13 @@ def config_text(found: Survey, file: Path | None) -> str:
         (
             name,
             NOT_VALID if "error" in setting else shown(name, setting["value"]),
-            setting["origin"],
+            printable(setting["origin"]),
             variable(name),
         )
         for name, setting in found.settings().items()
     ]
     where = "no home, so no file" if file is None else f"{file}{_whether_there(file)}"
-    return f"{table(('SETTING', 'VALUE', 'ORIGIN', 'VARIABLE'), rows)}\n\n{wrapped(f'file: {where}', 6)}"
+    return f"{table(('SETTING', 'VALUE', 'ORIGIN', 'VARIABLE'), rows)}\n\n{wrapped(f'file: {printable(where)}', 6)}"
 
 
 def _whether_there(file: Path) -> str:

@@ -138,12 +138,14 @@ class Report:
     """The rows of a program, the longest in a step first, and its summary.
 
     `problem`: why the cache could not be asked; empty if it was. `target`: the word that names the summary to commands; empty: the newest one.
+    `written_at`: when the summary was written, which is the end of the program, in seconds since the epoch; None: not known.
     """
 
     rows: tuple[Row, ...]
     summary: Summary
     problem: str = ""
     target: str = ""
+    written_at: float | None = None
 
     @property
     def compared(self) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -46,6 +47,8 @@ def report(
     locations = locate()
     source = summary_files.find(target, locations, os.environ)
     made = make_report(read_summary(source), locations, target)
+    with contextlib.suppress(OSError):  # it was read, and may be gone by now
+        made = dataclasses.replace(made, written_at=source.stat().st_mtime)
     # A page is kept, when `last` has long become another summary.
     page = report_html.page(dataclasses.replace(made, target=str(source))) if html else ""
     if html == "-":

@@ -1,8 +1,9 @@
-"""The text of `pygraphd report`: three lines for all, then a table of the graphs, and below it the source lines and the reason of each."""
+"""The text of `pygraphd report`: four lines for all, then a table of the graphs, and below it the source lines and the reason of each."""
 
 from __future__ import annotations
 
 import shlex
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pygraphd.cli import render
@@ -30,8 +31,30 @@ def report_text(report: Report) -> str:
 
 
 def headline(report: Report) -> list[tuple[str, str]]:
-    """Return the three lines: coverage, gain and cost."""
-    return [("coverage", _coverage(report)), ("gain", _gain(report)), ("cost", _cost(report))]
+    """Return the four lines: coverage, gain and cost, and the run that they are of."""
+    return [
+        ("coverage", _coverage(report)),
+        ("gain", _gain(report)),
+        ("cost", _cost(report)),
+        ("run", _run(report)),
+    ]
+
+
+def _run(report: Report) -> str:
+    """Return program, pid and end: a run that was killed left no summary, and the newest is then of an earlier one."""
+    summary = report.summary
+    pid = "" if summary.pid is None else f", pid {summary.pid}"
+    ended = "" if report.written_at is None else f", ended {_moment(report.written_at)}"
+    return f"{summary.program or 'a program without a name'}{pid}{ended}"
+
+
+def _moment(seconds_since_epoch: float) -> str:
+    # A file may have any time, also one that no calendar has.
+    try:
+        moment = datetime.fromtimestamp(seconds_since_epoch, UTC).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return "at a time that is not known"
+    return f"{moment:%Y-%m-%d %H:%M:%S %Z}"
 
 
 def _coverage(report: Report) -> str:

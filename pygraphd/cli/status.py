@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.cli import status_files
-from pygraphd.config import shipped_folder
+from pygraphd.config import shipped_folder, survey
 from pygraphd.daemon import control, database_files, lock, spool
 from pygraphd.daemon.team import queue
 from pygraphd.daemon.team.state import TeamState
@@ -130,7 +130,7 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
         entries=_whole(stats.get("entries")),
         shipped=_whole(stats.get("shipped")),
         uptime_s=_number(stats.get("uptime_s")),
-        problems=[*(map(str, told) if isinstance(told, list) else ()), *problems],
+        problems=[*(map(str, told) if isinstance(told, list) else ()), *problems, *_for_the_next_start()],
         counters={name: _whole(stats.get(name)) or 0 for name in _COUNTERS},
         settings=_settings(stats.get("settings")),
         processes=_processes(stats.get("processes")),
@@ -139,10 +139,20 @@ def _with_daemon(status: Status, locations: Locations, running: Ping) -> Status:
     )
 
 
+def _for_the_next_start() -> list[str]:
+    """Return what is not valid in the settings as they are now: the daemon that runs has read others."""
+    remedy = (
+        "the daemon goes on with the settings that it has, but the next start will fail: correct or remove it"
+    )
+    return [f"{fault.text}; {remedy}" for fault in survey(os.environ, {}).faults]
+
+
 def _without_daemon(status: Status, locations: Locations) -> Status:
     problems = list(status.problems)
     if (stranger := control.why_untrusted(locations.socket)) and stranger not in problems:
         problems.insert(0, stranger)
+    if read_only := lock.why_read_only(locations):
+        problems.append(read_only)
     if lock.is_held(locations):
         problems.insert(0, lock.hung_text(locations))
     entries, problem = _count_entries(locations.database)

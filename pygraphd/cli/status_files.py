@@ -8,6 +8,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from pygraphd.daemon import database_files
+from pygraphd.daemon.lock import ELSEWHERE
 from pygraphd.remedies import for_access, unreadable
 from pygraphd.schema import ownership
 
@@ -86,6 +87,8 @@ def _why_not_made(folder: Path) -> str | None:
     there = next(parent for parent in folder.parents if os.path.lexists(parent))
     if not there.is_dir():
         return f"{folder}: cannot be made, as {there} is not a folder; {ownership.REMEDY}"
+    if os.statvfs(there).f_flag & os.ST_RDONLY:
+        return f"{folder}: cannot be made, as the file system is read-only; {ELSEWHERE}"
     if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
         return f"{folder}: cannot be made, as you may not write to {there}; {ownership.REMEDY}"
     return None

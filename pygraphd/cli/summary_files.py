@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from pygraphd import folders
 from pygraphd.cli import summaries
+from pygraphd.cli.output import complain
 from pygraphd.errors import CommandError, UsageError
+from pygraphd.remedies import unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
 LAST = "last"
+_READONLY = "PYGRAPH_READONLY"
+_ON = frozenset({"1", "on", "true", "yes"})
+"""The values by which a program takes `PYGRAPH_READONLY` as set; to import what reads them there would import torch, too."""
 MAX_SUMMARIES = 64
 """Summaries of `pygraphd run` that are kept; the oldest ones go first."""
 # DOTALL, as the name of a file may hold line breaks.
@@ -36,11 +41,13 @@ def folder(locations: Locations) -> Path:
 def variable_for(program: str, locations: Locations, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that has this process leave its summary where `find` looks; empty if it is set, or not to be had.
 
-    `program` is the path of a script, or the name of a module.
+    `program` is the path of a script, or the name of a module. Why there will be no summary is said on standard error.
     """
-    # A read-only deployment adds nothing to the cache's folder.
-    if SUMMARY_VARIABLE in environ or environ.get("PYGRAPH_READONLY", "0") != "0":
+    if SUMMARY_VARIABLE in environ:
         return {}
+    # A read-only deployment adds nothing to the cache's folder.
+    if (readonly := environ.get(_READONLY, "")).strip().lower() in _ON:
+        return _without_summary(f"{_READONLY}={readonly}")
     kept = folder(locations)
     try:
         folders.make_private(locations.cache)
@@ -49,9 +56,19 @@ def variable_for(program: str, locations: Locations, environ: Mapping[str, str])
         for old in _newest_first(kept.iterdir())[MAX_SUMMARIES - 1 :]:
             # Another `pygraphd run` may have deleted it by now.
             old.unlink(missing_ok=True)
-    except (OSError, CommandError):
-        return {}  # the script runs all the same
+    except OSError as error:
+        return _without_summary(unreadable(kept, error))
+    except CommandError as error:
+        return _without_summary(str(error))
     return {SUMMARY_VARIABLE: str(kept / f"{os.getpid()}.{'.'.join(_mark_of(program))}.json")}
+
+
+def _without_summary(why: str) -> dict[str, str]:
+    """Say why a program will leave no summary; return no variable, as the program runs all the same."""
+    complain(
+        f"pygraphd: run: no summary is kept for `pygraphd report`: {why}; to have one, set {SUMMARY_VARIABLE}=FILE"
+    )
+    return {}
 
 
 def _mark_of(program: str) -> tuple[str, str]:
@@ -65,6 +82,8 @@ def find(target: str, locations: Locations, environ: Mapping[str, str]) -> Path:
 
     Raises CommandError if another user may have put something where summaries are kept.
     """
+    if not target:
+        raise UsageError(f"the name of the summary is empty; give a file, a pid or {LAST!r}")
     if target != LAST and summaries.is_file(target):
         return Path(target)
     found = _newest_first(_known(locations, environ))

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Protocol
 from pygraphd import folders
 from pygraphd.cli.output import complain
 from pygraphd.daemon import control, database, spool
-from pygraphd.daemon.lock import Activity, acquire, hung_text
+from pygraphd.daemon.lock import Activity, acquire, hung_text, not_locked_text
 from pygraphd.daemon.store import Store, StoreError
 from pygraphd.errors import CommandError, DatabaseError
 from pygraphd.schema.messages import API_VERSION
-from pygraphd.schema.ownership import REMEDY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,4 +159,4 @@ def _acquire(locations: Locations) -> DaemonLock | None:
     try:
         return acquire(locations, activity=Activity.COMMAND)
     except OSError as error:
-        raise CommandError(f"{locations.lock}: cannot be locked: {error.strerror}; {REMEDY}") from error
+        raise CommandError(not_locked_text(locations, error)) from error

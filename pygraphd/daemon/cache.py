@@ -152,11 +152,10 @@ class Cache:
             await asyncio.wait({self._loading}, timeout=_SPOOL_S)
         read = await self._run(self._reading, self._find_sizes, request)
         self.counters.lookups += 1  # entries are hit when a program says which ones it used
-        found = [] if read is None else [*read[0], *read[1]]
+        found = () if read is None else (*read[0], *read[1])
         unread = read is None or self._loading is not None or self._may_be_spooled() or self.team.is_used
         complete = not unread and len(found) < request.most
-        found = found[: request.most]
-        return SizesAnswer(request.environment, VERSION, request.graph, tuple(found), complete)
+        return SizesAnswer(request.environment, VERSION, request.graph, found[: request.most], complete)
 
     async def ship(self, setting: str) -> None:
         """Read the exports that a setting asks for, on a thread of its own; lookups wait for it, but not for long."""
@@ -340,8 +339,9 @@ class Cache:
         portion = dict(itertools.islice(self._hits.items(), HITS_PORTION))
         for key in portion:
             del self._hits[key]
+        add = functools.partial(self._store.add_hits, portion, self.counted_since)
         try:
-            saved = await self._run_gently(share, functools.partial(self._store.add_hits, portion))
+            saved = await self._run_gently(share, add)
         except StoreError:
             for (environment, graph), (count, last) in portion.items():
                 self._note_hit(environment, graph, count, last)
@@ -356,7 +356,7 @@ class Cache:
             return
         self._written += counted
         try:
-            await self._run(self._writing, self._store.add_statistics, counted)
+            await self._run(self._writing, self._store.add_statistics, counted, self.counted_since)
         except StoreError:
             self._written += Counters() - counted
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import sqlalchemy as sa
 from pygraphd.daemon import queries, tables
 from pygraphd.daemon.exchange import ImportAnswer
 from pygraphd.schema.keys import entry_id
-from pygraphd.schema.messages import Origin, RecordRequest
+from pygraphd.schema.messages import Measurement, Origin, RecordRequest
 from pygraphd.schema.policy import POLICY_VERSION
 from pygraphd.schema.portable import HOST_PREFIXES, imported_host
 
@@ -35,7 +36,7 @@ def add(connection: sa.Connection, entries: Sequence[Portable], uid: int, now: f
     outdated: list[str] = []
     for entry in entries:
         known = _known(connection, entry)
-        fate = _fate(known, entry, now)
+        fate = _fate(connection, known, entry, now)
         fates[fate] += 1
         # The statement that stores compares with the row, and values of any type might win.
         if known is not None and not _is_valid(known):
@@ -56,7 +57,7 @@ def foresee(connection: sa.Connection, entries: Iterable[Portable], now: float) 
     for entry in entries:
         if (key := entry_id(*entry.key)) not in seen:
             seen.add(key)
-            fates[_fate(_known(connection, entry), entry, now)] += 1
+            fates[_fate(connection, _known(connection, entry), entry, now)] += 1
     return ImportAnswer(fates[_Fate.ADDED], fates[_Fate.REPLACED], fates[_Fate.KEPT], dry_run=True)
 
 
@@ -82,7 +83,9 @@ def _is_valid(known: sa.Row[*tuple[Any, ...]]) -> bool:
     )
 
 
-def _fate(known: sa.Row[*tuple[Any, ...]] | None, entry: Portable, now: float) -> _Fate:
+def _fate(
+    connection: sa.Connection, known: sa.Row[*tuple[Any, ...]] | None, entry: Portable, now: float
+) -> _Fate:
     if known is None:
         return _Fate.ADDED
     if not _is_valid(known):
@@ -93,7 +96,23 @@ def _fate(known: sa.Row[*tuple[Any, ...]] | None, entry: Portable, now: float) -
     if is_current is not _is_current(known.policy):
         return _Fate.REPLACED if is_current else _Fate.KEPT  # nobody uses what another policy has decided
     is_newer = (_measured_at(entry, now) or 0.0) > (known.measured_at or 0.0)
-    return _Fate.REPLACED if known.host.startswith(HOST_PREFIXES) and is_newer else _Fate.KEPT
+    if not is_newer or not known.host.startswith(HOST_PREFIXES):
+        return _Fate.KEPT
+    # Dated in the future, an entry would be newer than itself: it was stored with the time when it came first.
+    is_ahead = entry.measured_at is not None and entry.measured_at > now
+    return _Fate.KEPT if is_ahead and _is_stored(connection, known, entry) else _Fate.REPLACED
+
+
+def _is_stored(connection: sa.Connection, known: sa.Row[*tuple[Any, ...]], entry: Portable) -> bool:
+    """Return whether the stored decision rests on the entry's measurements, to the last digit."""
+    table, (environment, graph) = tables.Measurement, entry.key
+    names = [field.name for field in dataclasses.fields(Measurement)]
+    query = sa.select(*(getattr(table, name) for name in names)).where(
+        table.environment == environment, table.graph == graph, table.measured_at == known.measured_at
+    )
+    stored = Counter(map(tuple, connection.execute(query)))
+    measured = (dataclasses.asdict(each) for each in entry.record.measurements)
+    return stored == Counter(tuple(each[name] for name in names) for each in measured)
 
 
 def _is_current(policy: int) -> bool:

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from pygraphd.daemon import control
 from pygraphd.remedies import for_access
-from pygraphd.schema.ownership import is_irregular, is_there, open_regular, replace_file
+from pygraphd.schema.ownership import REMEDY, is_irregular, is_there, open_regular, replace_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,8 @@ class Activity(enum.StrEnum):
     COMMAND = "command"
 
 
+ELSEWHERE = "set PYGRAPHD_HOME to a folder on a file system that can be written to"
+"""What to do where the file system of the lock is read-only."""
 _PATIENCE = {
     Activity.STARTING: "is starting: it checks the database, which takes a while if that is large; wait, or end it with: kill {pid}",
     Activity.ENDING: "is ending, which takes some seconds at most: wait for it",
@@ -125,8 +127,28 @@ def why_unknown(locations: Locations) -> str | None:
         if is_irregular(locations.lock):
             return None
         unknown = "cannot be opened, so whether pygraphd runs is not known"
-        return f"{locations.lock}: {unknown}: {error.strerror}; {for_access(locations.lock)}"
+        # No mode of a file mends that.
+        remedy = ELSEWHERE if error.errno == errno.EROFS else for_access(locations.lock)
+        return f"{locations.lock}: {unknown}: {error.strerror}; {remedy}"
     return None
+
+
+def not_locked_text(locations: Locations, error: OSError) -> str:
+    """Return that the lock could not be taken and why, with the remedy."""
+    remedy = ELSEWHERE if error.errno == errno.EROFS else REMEDY
+    return f"{locations.lock}: cannot be locked: {error.strerror}; {remedy}"
+
+
+def why_read_only(locations: Locations) -> str | None:
+    """Return that the lock lies, or would be made, on a file system that is only read, where no daemon can be started; None if it does not."""
+    there = locations.lock if is_there(locations.lock) else locations.lock.parent
+    try:
+        is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+    except OSError:
+        return None  # why, is a problem of the folder
+    if not is_read_only:
+        return None
+    return f"{locations.lock}: the file system is read-only, so no daemon can be started; {ELSEWHERE}"
 
 
 def hung_text(locations: Locations) -> str:

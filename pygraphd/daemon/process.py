@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING
 from pygraphd import folders
 from pygraphd.daemon import control
 from pygraphd.daemon.activation import inherited_socket
-from pygraphd.daemon.lock import Activity, DaemonLock, acquire, activity_of_holder, hung_text
+from pygraphd.daemon.lock import (
+    Activity,
+    DaemonLock,
+    acquire,
+    activity_of_holder,
+    hung_text,
+    not_locked_text,
+)
 from pygraphd.daemon.log_file import Log
 from pygraphd.errors import CommandError, Exit
 from pygraphd.schema import ownership
@@ -68,9 +75,7 @@ def _lock_or_find_daemon(locations: Locations, level: int) -> DaemonLock | None:
         try:
             held = acquire(locations, activity=Activity.STARTING)
         except OSError as error:
-            raise CommandError(
-                f"{locations.lock}: cannot be locked: {error.strerror}; {ownership.REMEDY}"
-            ) from error
+            raise CommandError(not_locked_text(locations, error)) from error
         if held is not None:
             return held
         if running := control.ping(locations.socket):

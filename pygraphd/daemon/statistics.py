@@ -141,9 +141,9 @@ def _valid_us(value: float | None) -> float:
     return value if value is not None and 0 <= value <= MAX_COUNT else 0.0
 
 
-def add(connection: sa.Connection, counted: Counters, now: float) -> None:
-    """Add to the counts in all; counting begins `now` if there are none."""
-    connection.execute(insert(tables.Statistic).on_conflict_do_nothing(), {"name": SINCE, "value": now})
+def add(connection: sa.Connection, counted: Counters, since: float) -> None:
+    """Add to the counts in all; if there are none, they began at `since`."""
+    connection.execute(insert(tables.Statistic).on_conflict_do_nothing(), {"name": SINCE, "value": since})
     rows = [{"name": name, "value": value} for name, value in dataclasses.asdict(counted).items() if value]
     if rows:
         connection.execute(_ADD, rows)

@@ -100,24 +100,27 @@ class Store:
         self._note_fault(None)
         return answer
 
-    def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]]) -> Counters:
-        """Add to entries' counts: (hits, time of the last) for each key. Return the seconds saved, which are in the statistics. Raises StoreError."""
+    def add_hits(self, hits: Mapping[queries.Key, tuple[int, float]], since: float | None = None) -> Counters:
+        """Add to entries' counts: (hits, time of the last) for each key. Return the seconds saved, which are in the statistics.
+
+        `since` as for `add_statistics`. Raises StoreError.
+        """
         if not hits:
             return Counters()
-        now = time.time()
+        began = time.time() if since is None else since
 
         def action(connection: sa.Connection) -> Counters:
             queries.add_hits(connection, hits)
             saved = statistics.saved(connection, {key: count for key, (count, _last) in hits.items()})
-            statistics.add(connection, saved, now)
+            statistics.add(connection, saved, began)
             return saved
 
         return self._write(action)
 
-    def add_statistics(self, counted: Counters) -> None:
-        """Add to the stored statistics. Raises StoreError."""
-        now = time.time()
-        self._write(lambda connection: statistics.add(connection, counted, now))
+    def add_statistics(self, counted: Counters, since: float | None = None) -> None:
+        """Add to the stored statistics; if there are none, they began at `since` (now, if None). Raises StoreError."""
+        began = time.time() if since is None else since
+        self._write(lambda connection: statistics.add(connection, counted, began))
 
     def statistics(self) -> Stored | None:
         """Return the stored statistics, None if there are none. Raises StoreError."""

@@ -208,16 +208,25 @@ def test_a_full_disk_without_a_daemon(
 def test_a_read_only_home_is_why_a_daemon_does_not_start(home: Home, tmp_path: Path) -> None:
     """And no line that an earlier one left in the log."""
     readonly = tmp_path / "readonly"
-    readonly.mkdir(mode=0o700)
+    (readonly / "spool").mkdir(mode=0o700, parents=True)
+    readonly.chmod(0o700)
     (readonly / "pygraphd.log").write_text("an old line\n")
     home.variables = {"PYGRAPHD_HOME": str(readonly)}
+    lock = readonly / "pygraphd.lock"
+    lock.touch(0o600)
     with _mounted(readonly, "--bind", str(readonly)):
         subprocess.run(["mount", "-o", "remount,ro,bind", str(readonly)], check=True)
 
         started = home.pygraphd("start")
+        stopped = home.pygraphd("stop")
+        problems = home.status()["problems"]
 
-    said = f"{readonly / 'pygraphd.lock'}: cannot be locked: Read-only file system; set PYGRAPHD_HOME to a folder of yours"
+    remedy = "set PYGRAPHD_HOME to a folder on a file system that can be written to"
+    said = f"{lock}: cannot be locked: Read-only file system; {remedy}"
     assert (started.returncode, started.stderr) == (1, f"pygraphd: pygraphd did not start: {said}\n")
+    unknown = "cannot be opened, so whether pygraphd runs is not known: Read-only file system"
+    assert (stopped.returncode, stopped.stderr) == (1, f"pygraphd: {lock}: {unknown}; {remedy}\n")
+    assert problems == [f"{lock}: the file system is read-only, so no daemon can be started; {remedy}"]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd import folders
-from pygraphd.errors import CommandError
+from pygraphd.errors import CommandError, UsageError
 from pygraphd.schema.locations import locate
 
 if TYPE_CHECKING:
@@ -59,6 +59,17 @@ def test_refuses_somebody_elses(tmp_path: Path) -> None:
     os.chown(tmp_path, _OTHER_UID, -1)
     with pytest.raises(CommandError, match=f"belongs to uid {_OTHER_UID}, not to you"):
         folders.make_private(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can write to what is another's")
+def test_nothing_is_made_in_a_folder_that_is_refused(tmp_path: Path) -> None:
+    """Its owner could not use what root makes there, and would have no daemon any more."""
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    os.chown(home, _OTHER_UID, -1)
+    with pytest.raises(UsageError, match=f"belongs to uid {_OTHER_UID}"):
+        folders.prepare_cache(locate({"PYGRAPHD_HOME": str(home)}))
+    assert list(home.iterdir()) == []
 
 
 def test_says_what_cannot_be_made(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from pygraphd.schema.version import VERSION
 from tests.support.cli_command import locations, pygraphd
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pygraphd.schema.locations import Locations
 
 __all__ = ["locations"]  # a fixture
@@ -86,7 +88,7 @@ def test_a_setting_that_keeps_the_daemon_from_starting_is_named(
     assert pygraphd("cache", "inspect") == 0
 
 
-def test_the_settings_here_are_no_concern_of_a_daemon_that_runs(
+def test_the_settings_here_concern_the_next_daemon_where_one_runs(
     locations: Locations, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYGRAPHD_LEASE", "foo")
@@ -98,12 +100,28 @@ def test_the_settings_here_are_no_concern_of_a_daemon_that_runs(
     captured = capsys.readouterr()
     assert json.loads(captured.out)["settings"]["lease"]["origin"] == "default"
     assert captured.err == ""
+    # It will keep the next one from starting, and nobody else says so while this one runs.
+    (problem,) = json.loads(captured.out)["problems"]
+    assert "the next start will fail: correct or remove it" in problem
 
 
 def test_a_folder_open_to_others_is_refused(locations: Locations, capsys: pytest.CaptureFixture[str]) -> None:
     locations.runtime.chmod(0o777)
-    assert pygraphd("start") == 1
+    assert pygraphd("start") == 2
     assert "others can write to it" in capsys.readouterr().err
+
+
+def test_a_line_break_in_the_home_begins_no_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "a\nlease 1s forged"
+    home.mkdir(mode=0o700)
+    (home / "config.toml").write_text("log = 'debug'")
+    monkeypatch.setenv("PYGRAPHD_HOME", str(home))
+    assert pygraphd("config", "show") == 0
+    shown = capsys.readouterr().out
+    assert "/a?lease 1s forged/config.toml" in shown
+    assert not [line for line in shown.splitlines() if line.startswith("lease 1s")]
 
 
 @pytest.mark.parametrize("words", ["config show", "start", "status", "start --metrics-port 0", "doctor"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,14 @@ from pygraphd.cli.doctor_patterns import findings
 from pygraphd.cli.doctor_text import findings_text
 from pygraphd.cli.summaries import Facts, Summary
 from pygraphd.client.decisions import daemon_start
+from pygraphd.daemon import control
+from pygraphd.daemon.lock import acquire
 from pygraphd.daemon.team.queue import Queue, publications
 from pygraphd.schema.locations import Locations, locate
-from pygraphd.schema.messages import Deployment, Kind
+from pygraphd.schema.messages import Deployment, Kind, Ping
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Deployed, Source
+from pygraphd.schema.version import VERSION
 from tests.support.cli_command import pygraphd
 
 if TYPE_CHECKING:
@@ -126,6 +130,52 @@ def test_what_keeps_the_daemon_from_starting_is_said(
     assert check.found.startswith("cannot be started: ")
     assert said[where] in check.found
     assert "Settings" in check.remedy
+
+
+@pytest.mark.parametrize("is_spooled", [False, True])
+def test_a_daemon_that_hangs_is_not_said_to_be_well_or_not_to_run(
+    locations: Locations, is_spooled: bool
+) -> None:
+    if is_spooled:
+        locations.spool.mkdir(mode=0o700)
+        (locations.spool / "1.json").touch()
+    held = acquire(locations)
+    assert held is not None
+    with held:
+        found = [each for each in checks(locations, SOUND) if each.name == "daemon"]
+
+    hung, *others = found
+    assert "holds the lock but does not answer" in hung.found
+    assert [each.found for each in others] == (["1 file waits in the spool"] if is_spooled else [])
+    assert not any(each.is_ok for each in found)
+
+
+def test_what_will_keep_the_next_daemon_from_starting_is_said_beside_one_that_runs(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (locations.runtime / "config.toml").write_text("foo = 1")
+    monkeypatch.setattr(control, "ping", lambda _path: Ping("pygraphd", VERSION, 1, 7, ()))
+    monkeypatch.setattr(control, "stats", lambda _path: {})
+
+    (check,) = to_do(locations)
+
+    assert "config.toml: unknown setting 'foo'" in check.found
+    assert "the next start will fail: correct or remove it" in check.found
+
+
+def test_a_read_only_file_system_is_not_told_to_be_changed_in_mode(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Found:
+        f_flag = os.ST_RDONLY
+
+    monkeypatch.setattr(os, "statvfs", lambda _path: Found)
+    monkeypatch.setattr(os, "access", lambda *_words, **_options: False)
+
+    (check,) = (each for each in to_do(locations) if each.name == "runtime folder")
+
+    assert check.found.endswith("its file system is read-only")
+    assert check.remedy == "set PYGRAPHD_HOME to a folder on a file system that can be written to"
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,51 @@ def test_a_reader_that_is_gone_hears_nothing() -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("inspect", "--gpu"),
+        ("inspect", "--graph"),
+        ("export -", "--gpu"),
+        ("export -", "--graph"),
+        ("prune", "--gpu"),
+        ("prune --older-than 1s", "--gpu"),
+        ("prune --older-than 1s --dry-run", "--gpu"),
+    ],
+)
+def test_an_empty_filter_is_refused_and_selects_not_all(
+    filled: Locations, capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    """As of a variable of the shell that is not set."""
+    assert pygraphd("cache", *command.split(), option, "") == 2
+
+    printed = capsys.readouterr()
+    said = f"{option}: is empty, which would select all entries; give a text, or leave {option} out"
+    assert (printed.out, printed.err) == ("", f"pygraphd: {said}\n")
+    with Store(filled.database) as store:
+        assert store.count_entries() == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("cache show", "an ID is empty, which would name any entry"),
+        ("cache delete", "an ID is empty, which would name any entry"),
+        ("cache explain", "GRAPH is empty, which would name any graph"),
+        ("cache export", "FILE is empty; give the name of a file, or - for a pipe"),
+        ("cache import", "FILE is empty; give the name of a file, or - for a pipe"),
+        ("report", "the name of the summary is empty; give a file, a pid or 'last'"),
+    ],
+)
+@pytest.mark.usefixtures("filled")
+def test_an_empty_argument_is_refused(capsys: pytest.CaptureFixture[str], command: str, said: str) -> None:
+    assert pygraphd(*command.split(), "") == 2
+
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"pygraphd: {said}")
+
+
 @pytest.mark.parametrize("words", [(), ("--gpu", "A100"), ("--dry-run",), ("--gpu", "A100", "--dry-run")])
 @pytest.mark.parametrize(
     ("age", "said"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import os
@@ -177,7 +178,7 @@ def test_nothing_is_said_of_a_program_of_which_nothing_is_known(tmp_path: Path, 
     written.record_deployment(graph("a"), HERE, only_kernels(Reason(ReasonCode.NO_DEVICE)), Source.RULE)
     made = read_back(written, tmp_path, locations)
 
-    assert [text for _, text in headline(made)] == [
+    assert [text for name, text in headline(made) if name != "run"] == [
         "none of 1 compiled graph in a GRAPH",
         "not known: no graph was measured",
         "0.0 ms once",
@@ -208,6 +209,22 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
+def test_the_text_says_which_run_it_is_of(
+    kept: Path, locations: Locations, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was killed leaves no summary, and the newest is then that of an earlier run."""
+    os.utime(kept, (1e9, 1e9))
+    assert pygraphd("report") == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith("run "))
+    summary = read_summary(kept)
+    assert summary.program
+    named = re.escape(f"{summary.program}, pid {os.getpid()}, ended ")
+    # The user's own time, so the hour depends on where that is.
+    assert re.search(rf"{named}2001-09-0[89] \d\d:\d\d:40 ", line)
+    made = dataclasses.replace(report(summary, locations), written_at=1e300)
+    assert dict(headline(made))["run"].endswith(", ended at a time that is not known")
+
+
 def test_the_page_is_whole_and_refers_to_nothing_outside(tmp_path: Path, locations: Locations) -> None:
     text = report_html.page(read_back(a_program(), tmp_path, locations))
 
@@ -234,6 +251,8 @@ def test_a_word_names_a_file_a_process_or_the_last_summary(tmp_path: Path, locat
     assert re.fullmatch(rf"{os.getpid()}\.[0-9a-f]{{8}}\.train\.py\.json", kept.name)
     for variable in ("PYGRAPH_SUMMARY", "PYGRAPH_READONLY"):
         assert summary_files.variable_for("train.py", locations, {variable: "1"}) == {}
+    for off in ("0", "", "off"):
+        assert summary_files.variable_for("/jobs/train.py", locations, {"PYGRAPH_READONLY": off}) == asked
     with pytest.raises(UsageError, match="no summary yet"):
         summary_files.find("last", locations, variables)
 

@@ -17,10 +17,10 @@ _TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ.get('P
 _TELL_NAME = "import os; print(os.path.basename(os.environ['PYGRAPH_SUMMARY']))"
 
 
-def _run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def _run(*words: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pygraphd", "run", *words]
     environ = {name: value for name, value in os.environ.items() if name != "PYGRAPH"}
-    environ["PYGRAPHD_HOME"] = str(cwd / "home")
+    environ |= {"PYGRAPHD_HOME": str(cwd / "home"), **variables}
     return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=False)
 
 
@@ -81,6 +81,24 @@ def test_the_summary_is_named_after_what_python_runs(tmp_path: Path, words: list
     assert answer.stderr == ""
     expected = name.replace("FOLDER", tmp_path.name)
     assert re.fullmatch(rf"\d+\.[0-9a-f]{{8}}\.{re.escape(expected)}\.json\n", answer.stdout)
+
+
+@pytest.mark.parametrize("why", ["read-only", "link", "asked for"])
+def test_a_program_that_leaves_no_summary_is_said_to_leave_none(tmp_path: Path, why: str) -> None:
+    code = "import os; print(os.environ.get('PYGRAPH_SUMMARY'))"
+    variables = {"read-only": {"PYGRAPH_READONLY": "1"}, "asked for": {"PYGRAPH_SUMMARY": "s.json"}}
+    if why == "link":
+        (tmp_path / "home").symlink_to(tmp_path)
+
+    answer = _run("-c", code, cwd=tmp_path, **variables.get(why, {}))
+
+    link = f"{tmp_path / 'home'}: is a symbolic link; give the folder itself"
+    causes = {"read-only": "PYGRAPH_READONLY=1", "link": link}
+    said = (
+        "pygraphd: run: no summary is kept for `pygraphd report`: {}; to have one, set PYGRAPH_SUMMARY=FILE\n"
+    )
+    assert answer.stderr == (said.format(causes[why]) if why in causes else "")
+    assert (answer.returncode, answer.stdout) == (0, "None\n" if why in causes else "s.json\n")
 
 
 def test_nothing_heavy_is_imported_on_the_way(tmp_path: Path) -> None:

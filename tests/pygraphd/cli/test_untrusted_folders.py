@@ -1,4 +1,4 @@
-"""Where another user may have put cache, spool, log and summaries, no command prints them as ours: it refuses in one line."""
+"""Where another user may have put cache, spool, log and summaries, no command prints them as ours: it refuses in one line, with one exit code."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ COMMANDS = (
     "cache export -",
     "cache import FILE",
     "cache import FILE --dry-run",
+    "start",
+    "stop",
+    "restart",
 )
 
 
@@ -109,7 +112,7 @@ def test_no_command_reads_what_others_may_have_put_there(
     capsys.readouterr()
 
     for command in COMMANDS:
-        assert pygraphd(*_words(command, planted, graph)) == 1, command
+        assert pygraphd(*_words(command, planted, graph)) == 2, command
         printed = capsys.readouterr()
         assert (printed.out, printed.err) == ("", f"pygraphd: {said}\n"), command
     assert planted.database.read_bytes() == before
@@ -131,7 +134,7 @@ def test_each_folder_within_counts(planted: Locations, capsys: pytest.CaptureFix
     (planted.cache / kept).chmod(0o777)
     capsys.readouterr()
 
-    assert pygraphd(*(["report"] if kept == "summaries" else ["cache", "inspect"])) == 1
+    assert pygraphd(*(["report"] if kept == "summaries" else ["cache", "inspect"])) == 2
     assert f"{kept}: others can write to it" in capsys.readouterr().err
 
 
@@ -146,7 +149,7 @@ def test_the_doctor_takes_no_summary_from_there(
     answer = json.loads(capsys.readouterr().out)
     assert answer["summary"] is None
     assert any(said == check["found"] for check in answer["checks"])
-    assert pygraphd("doctor", "last") == 1
+    assert pygraphd("doctor", "last") == 2
     assert capsys.readouterr().err == f"pygraphd: {said}\n"
 
 

@@ -305,6 +305,25 @@ def test_a_clock_that_runs_ahead_elsewhere_makes_nothing_newer_than_now(
     assert store.add_imported(ImportRequest((theirs,)), uid=0) == ImportAnswer(replaced=1)
 
 
+def test_an_entry_of_the_future_is_stored_once(
+    store: Store, database: Path, there: Path, make_request: RequestMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1e9)
+    (entry,) = exported(there, current(make_request("a")))
+    ahead = dataclasses.replace(entry, measured_at=2e9)
+    assert store.add_imported(ImportRequest((ahead,)), uid=0) == ImportAnswer(added=1)
+    stored = rows(database, "SELECT * FROM measurement")
+    monkeypatch.setattr(time, "time", lambda: 1e9 + 60)
+
+    assert foreseen(database, (ahead,)) == ImportAnswer(kept=1, dry_run=True)
+    assert store.add_imported(ImportRequest((ahead,)), uid=0) == ImportAnswer(kept=1)
+
+    assert rows(database, "SELECT * FROM measurement") == stored
+    others = tuple(dataclasses.replace(each, median_us=99.5) for each in ahead.record.measurements)
+    anew = dataclasses.replace(ahead, record=dataclasses.replace(ahead.record, measurements=others))
+    assert store.add_imported(ImportRequest((anew,)), uid=0) == ImportAnswer(replaced=1)
+
+
 def test_the_oldest_time_of_all_is_no_later_one(
     store: Store, database: Path, there: Path, make_request: RequestMaker
 ) -> None:

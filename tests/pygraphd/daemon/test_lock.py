@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from pygraphd.cli import lifecycle
 from pygraphd.daemon import control
-from pygraphd.daemon.lock import Activity, acquire, holder, hung_text, is_held, why_unknown
+from pygraphd.daemon.lock import Activity, acquire, holder, hung_text, is_held, not_locked_text, why_unknown
 from pygraphd.errors import CommandError
 from pygraphd.schema.locations import Locations, locate
 
@@ -155,3 +156,19 @@ def test_a_lock_that_cannot_be_opened_leaves_unknown_whether_it_is_held(
     )
     with pytest.raises(CommandError, match="whether pygraphd runs is not known"):
         lifecycle.stop(locations)
+
+
+def test_on_a_read_only_file_system_no_mode_is_to_be_changed(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locations.lock.touch()
+    error = OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def refuse(*_words: object) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "open", refuse)
+    remedy = "set PYGRAPHD_HOME to a folder on a file system that can be written to"
+    said = "cannot be opened, so whether pygraphd runs is not known: Read-only file system"
+    assert why_unknown(locations) == f"{locations.lock}: {said}; {remedy}"
+    assert not_locked_text(locations, error).endswith(f"cannot be locked: Read-only file system; {remedy}")

@@ -135,6 +135,25 @@ def test_times_that_no_program_records_save_nothing(
     with_cache(tmp_path, use)
 
 
+@pytest.mark.parametrize("first", ["hits", "counts"])
+def test_all_time_begins_with_the_first_daemon_and_not_with_its_first_flush(
+    tmp_path: Path, make_request: Callable[..., RecordRequest], first: str
+) -> None:
+    async def use(cache: Cache) -> None:
+        cache.counted_since = 1000.0
+        await cache.record(encode(today(make_request("a"))), ROOT)
+        await cache.lookup(lookup(make_request("a")))
+        await (cache.write_hits() if first == "hits" else cache.write_statistics())
+        told = await cache.statistics()
+        assert told is not None
+        assert told.since == 1000.0
+
+    with_cache(tmp_path, use)
+    stored = ever(tmp_path)
+    assert stored is not None
+    assert stored.since == 1000.0
+
+
 def test_counts_outlive_the_daemon_until_they_are_begun_anew(
     tmp_path: Path, make_request: Callable[..., RecordRequest]
 ) -> None:

@@ -75,6 +75,27 @@ def test_a_folder_in_the_way_of_the_older_log_is_said(locations: Locations) -> N
     assert collect(locations).problems == [f"{older}: is not a regular file; move it away"]
 
 
+@pytest.mark.parametrize("has_lock", [True, False])
+@pytest.mark.parametrize("has_spool", [True, False])
+def test_a_read_only_file_system_is_said(
+    locations: Locations, monkeypatch: pytest.MonkeyPatch, has_lock: bool, has_spool: bool
+) -> None:
+    if has_lock:
+        locations.lock.touch()
+    if not has_spool:
+        locations.spool.rmdir()
+
+    class Found:
+        f_flag = os.ST_RDONLY
+
+    monkeypatch.setattr(os, "statvfs", lambda _path: Found)
+    remedy = "set PYGRAPHD_HOME to a folder on a file system that can be written to"
+    lock = f"{locations.lock}: the file system is read-only, so no daemon can be started; {remedy}"
+    spool = f"{locations.spool}: cannot be made, as the file system is read-only; {remedy}"
+
+    assert collect(locations).problems == [*([] if has_spool else [spool]), lock]
+
+
 def test_an_empty_database_is_said_to_be_empty(locations: Locations) -> None:
     locations.database.touch()
 
