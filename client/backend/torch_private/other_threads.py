@@ -20,44 +20,49 @@ _UNLIKELY = 4 << 40
 """An offset of a generator that is not met by chance; a multiple of 4."""
 LONGEST_S = 10.0
 """Longest time in seconds that another thread's wait is put off. Then it is begun, which raises in that thread and ends the capture."""
+BEGUN_S = 1.0
+"""Longest time in seconds that a capture waits for waits that began before it: one may last, as for another device."""
 _POLL_S = 0.0005
 
 
 class _Gate:
-    """Lets other threads begin to wait for a device only while nothing is captured."""
+    """Lets other threads begin to wait for a device only while nothing is captured.
+
+    It has no lock: an exception of a signal handler, as of Ctrl-C, may come at any moment, and a lock would stay held.
+    """
 
     def __init__(self) -> None:
-        # Its lock is reentrant: a signal handler may come to the gate within.
-        self._changed = threading.Condition()
         self._capturing: int | None = None
-        self._waiting = set[int]()
+        self._waiting = dict[object, int]()
 
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
-        """Close the gate for all threads but this one, once those that are beyond it have come back."""
-        before = self._capturing
+        """Close the gate for all threads but this one, once the waits that are beyond it have ended."""
+        before, mine = self._capturing, threading.get_ident()
         try:
-            with self._changed:
-                self._capturing = mine = threading.get_ident()
-                self._changed.wait_for(lambda: self._waiting <= {mine}, LONGEST_S)
+            self._capturing = mine
+            last = time.monotonic() + LONGEST_S
+            while any(each != mine for each in list(self._waiting.values())) and time.monotonic() < last:
+                time.sleep(_POLL_S)
             yield
         finally:
-            with self._changed:
-                self._capturing = before
-                self._changed.notify_all()
+            self._capturing = before
 
     def wait(self, wait: Callable[..., Any], *arguments: Any) -> Any:
         """Call `wait` once the gate is open, or has been closed for too long."""
-        thread = threading.get_ident()
+        thread, this_one = threading.get_ident(), object()
+        last: float | None = None
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: self._capturing in (None, thread), LONGEST_S)
-                self._waiting.add(thread)
+            # First, or a capture could begin between the question and the wait.
+            self._waiting[this_one] = thread
+            while self._capturing not in {None, thread} and (last is None or time.monotonic() < last):
+                last = time.monotonic() + LONGEST_S if last is None else last
+                del self._waiting[this_one]
+                time.sleep(_POLL_S)
+                self._waiting[this_one] = thread
             return wait(*arguments)
         finally:
-            with self._changed:
-                self._waiting.discard(thread)
-                self._changed.notify_all()
+            self._waiting.pop(this_one, None)
 
 
 _gate = _Gate()
@@ -69,7 +74,7 @@ def device_waits_put_off() -> Iterator[None]:
     """Have other threads that wait for a whole device, as in `torch.cuda.synchronize`, begin to once this block has ended.
 
     CUDA forbids that wait while any thread captures: it would raise in the other thread, and end the capture. The block begins when no
-    other thread is in such a wait, or after `LONGEST_S`.
+    other thread is in such a wait, or after `LONGEST_S`; after `BEGUN_S` where the wait began before the block.
     """
     originals = {name: getattr(torch._C, name) for name in DEVICE_WAITS if hasattr(torch._C, name)}
     ours = {name: functools.partial(_gate.wait, each) for name, each in originals.items()}
@@ -86,8 +91,8 @@ def device_waits_put_off() -> Iterator[None]:
 
 
 def _wait_for_others() -> None:
-    """Return when no other thread is in a wait that it began before the gate was there, or after `LONGEST_S`."""
-    last = time.monotonic() + LONGEST_S
+    """Return when no other thread is in a wait that it began before the gate was there, or after `BEGUN_S`."""
+    last = time.monotonic() + BEGUN_S
     callers = (torch.cuda.synchronize, torch.accelerator.synchronize)
     codes = [getattr(each, "__code__", None) for each in callers]
     while _others_run(codes) and time.monotonic() < last:

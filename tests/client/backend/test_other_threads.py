@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import inspect
 import sys
 import threading
 import time
@@ -14,7 +16,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import other_threads
-from pygraphd.client.backend.torch_private.other_threads import DEVICE_WAITS, StateApart
+from pygraphd.client.backend.torch_private.other_threads import DEVICE_WAITS, StateApart, _Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,11 +89,13 @@ def test_a_capture_begins_when_the_waits_that_have_begun_are_over(
     monkeypatch: pytest.MonkeyPatch, module: Any
 ) -> None:
     """They may be in C++, where nothing can be put in their way."""
-    gpu_is_done, order = threading.Lock(), list[str]()
+    gpu_is_done, order, looked_up = threading.Lock(), list[str](), threading.Event()
     monkeypatch.setattr(torch._C, "_cuda_synchronize", gpu_is_done.acquire, raising=False)
 
     def synchronize() -> None:
-        torch._C._cuda_synchronize()
+        wait = torch._C._cuda_synchronize
+        looked_up.set()
+        wait()
         order.append("wait over")
 
     def capture() -> None:
@@ -102,6 +106,7 @@ def test_a_capture_begins_when_the_waits_that_have_begun_are_over(
     gpu_is_done.acquire()
     waiting, capturing = threading.Thread(target=synchronize), threading.Thread(target=capture)
     waiting.start()
+    looked_up.wait()
     while sys._current_frames()[waiting.ident or 0].f_code is not synchronize.__code__:
         time.sleep(0)
     capturing.start()
@@ -111,6 +116,67 @@ def test_a_capture_begins_when_the_waits_that_have_begun_are_over(
     capturing.join()
 
     assert order == ["wait over", "capture"]
+
+
+def test_a_wait_that_lasts_does_not_keep_captures_from_beginning(
+    monkeypatch: pytest.MonkeyPatch, waits: list[tuple[Any, ...]]
+) -> None:
+    """As a thread that waits for another device all the time."""
+    monkeypatch.setattr(other_threads, "BEGUN_S", 0.0)
+    is_over, begun = threading.Event(), threading.Event()
+
+    def synchronize() -> None:
+        begun.set()
+        while not is_over.is_set():
+            pass
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    thread = threading.Thread(target=synchronize)
+    thread.start()
+    begun.wait()
+    with torch_private.device_waits_put_off():
+        is_over.set()
+    thread.join()
+
+
+class Interrupted(BaseException):
+    """As KeyboardInterrupt, which a signal handler raises at any moment."""
+
+
+@pytest.mark.parametrize("name", ["closed", "wait"])
+def test_an_interrupt_leaves_the_gate_as_it_was(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Else each later capture and each wait of the process would be late, or never begin."""
+    monkeypatch.setattr(other_threads, "LONGEST_S", 0.0)
+    function = inspect.unwrap(getattr(_Gate, name))
+    text, first = inspect.getsourcelines(function)
+    stripped = [each.strip() for each in text]
+    lines = range(first + stripped.index("try:") + 1, first + stripped.index("finally:"))
+    stranger, raised = object(), 0
+    for interrupted_at in lines:
+        gate = _Gate()
+        gate._capturing, gate._waiting = -1, {stranger: -1}  # another thread's, so that each line runs
+
+        def trace(frame: Any, event: str, _: object, line: int = interrupted_at) -> Any:
+            if frame.f_code is function.__code__ and event == "line" and frame.f_lineno == line:
+                raise Interrupted
+            return trace
+
+        with contextlib.suppress(Interrupted):
+            sys.settrace(trace)
+            try:
+                if name == "wait":
+                    gate.wait(lambda: None)
+                else:
+                    with gate.closed():
+                        pass
+            except Interrupted:
+                raised += 1
+                raise
+            finally:
+                sys.settrace(None)
+        assert (gate._capturing, gate._waiting) == (-1, {stranger: -1}), interrupted_at
+
+    assert raised >= 4
 
 
 def test_looking_for_the_waits_of_others_keeps_nothing_of_theirs() -> None:
