@@ -1,15 +1,15 @@
 """Manages the recordings of one compiled callable: makes them, bounds their number, and picks the one that serves a call.
 
-Each size (the values of a call's integer inputs) that comes back has a recording of its own. A call that no recording can serve runs as
-KERNELS, and is counted as a fallback with the reason.
+Each size (the values of a call's integer inputs) that comes back has its own. A call that none can serve runs as KERNELS: a fallback, with a reason.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import operator
+import os
 import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +31,7 @@ from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.result_check import ResultCheck
 from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
 from pygraphd.client.replay.native.ffi import helper
-from pygraphd.client.replay.replay import kernels_on_error
+from pygraphd.client.replay.replay import RECORDING_CLOSED, kernels_on_error
 from pygraphd.client.replay.scratch import SharedScratch
 from pygraphd.schema.reasons import ReasonCode
 
@@ -52,8 +52,7 @@ MAX_RECORDINGS = 8
 CAPTURES_OF_EACH = 4
 """Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
 MAX_SIZE_SLOTS = 64
-"""Sizes of one callable that are remembered at least, recorded or not: four times the bound on recordings if that is more, which makes 256 by default.
-Calls of others run as KERNELS."""
+"""Sizes of one callable that are remembered at least: four times the bound on recordings if that is more, which makes 256 by default."""
 
 NOT_YET = "first call of a size"
 HELPER_IS_COMING = "the compiled helper was still being compiled"
@@ -90,30 +89,27 @@ class Recordings:
     ) -> None:
         """Record `run_kernels`, the compiled callable; results are checked every `recheck_s` seconds (0: never).
 
-        `note_failed_check` is called with the size of a recording that fails a check, and the reason. `scratch` is shared with other
-        recordings of the same graph.
+        `note_failed_check` is called with the size of a recording that fails a check, and the reason. Recordings of one graph share `scratch`.
         """
         self._check = ResultCheck(run_kernels, recorder, report, facts, recheck_s)
-        self._note_failed_check = note_failed_check
-        self._scratch = scratch or SharedScratch()
-        self._max_recordings = max_recordings
-        self._run_kernels = run_kernels
+        self._note_failed_check, self._scratch = note_failed_check, scratch or SharedScratch()
+        self._run_kernels, self._max_recordings = run_kernels, max_recordings
         self.facts = facts
         """The facts that the analysis of the graph found."""
-        self._recorder = recorder
+        self._recorder, self._report = recorder, report
         self._pipeline = Pipeline(run_kernels, recorder, report, facts)
-        self._report = report
-        self._slots: dict[Size, SizeSlot] = {}
+        self._slots: OrderedDict[Size, SizeSlot] = OrderedDict()
+        """By the latest call that no recording served, or by their first call where ranks record together."""
         self._fused: dict[Size, Fused] = {}
         """The recordings that the compiled helper serves, by size."""
         self._integers: list[int] = []
         """Indices of the integers among the inputs: the same at each call, and found at the first."""
         self._conditions = CallConditions(facts)
-        self._is_called = False
-        self._postponed = 0
+        self._is_called = self._is_closed = False
+        self._pid, self._postponed, self._forgotten_us = os.getpid(), 0, 0.0
         self._recording = threading.Lock()
         self._changing = threading.RLock()
-        """Guards `_slots` and the recordings in them; held only while they change. A signal handler may call a graph meanwhile."""
+        """Guards `_slots` and their recordings; held only while they change. A signal handler may call a graph meanwhile."""
 
     @property
     def is_awaited(self) -> bool:
@@ -124,18 +120,15 @@ class Recordings:
 
     @property
     def run(self) -> Runnable:
-        """The callable for steady state: the helper, which calls this object where it cannot serve a call.
-
-        While the helper is still being compiled, it goes through this object until there is a recording, and through the helper from then on.
-        """
+        """The callable for steady state: the helper, which calls this object where it cannot serve a call."""
         conditions = (*self._recorder.conditions, *self._conditions.for_helper)
-        ops = helper.ops(self._report.count_failure)
-        if ops is None:
+        if (ops := helper.ops(self._report.count_failure)) is None:
             return self._until_recorded()
         tangents = self._conditions.tangents
         return functools.partial(ops.run, self._fused, self._integers, conditions, tangents, self)
 
     def _until_recorded(self) -> Runnable:
+        # While the helper is being compiled: through this object until there is a recording, and through the helper from then on.
         run: Runnable | None = None
 
         def call(inputs: list[Any]) -> Any:
@@ -147,8 +140,7 @@ class Recordings:
         return call
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
-        on_device = self._recorder.on_device()
-        if on_device is None:
+        if (on_device := self._recorder.on_device()) is None:
             return self._run(inputs)
         with on_device:
             return self._run(inputs)
@@ -180,18 +172,14 @@ class Recordings:
         return self._conditions.why_not(inputs)
 
     def _begin_replays(self, slot: SizeSlot, replay: Replay) -> None:
-        """Give back memory before the first replay, and have the compiled helper serve the calls after it.
-
-        The call that made the recording had gradients and verification's copies in the same segments of PyTorch's allocator, which it could
-        not give back then.
-        """
+        """Give back memory before the first replay, and have the compiled helper serve the calls after it."""
+        # The call that recorded had gradients and verification's copies in the same segments of PyTorch's allocator: it could not give them back.
         self.empty_cache(workspaces=self._scratch.is_large)
         with self._changing:
-            if slot.replay is not replay:
-                return  # another thread has recorded it again
-            slot.is_new = False
-            if replay.fused is not None:
-                self._fused[slot.size] = replay.fused
+            if slot.replay is replay:  # no other thread has recorded it again
+                slot.is_new = False
+                if replay.fused is not None:
+                    self._fused[slot.size] = replay.fused
 
     def run_in_python(self, inputs: list[Any]) -> Any:
         """Run a call that the compiled helper could not serve by its recording."""
@@ -209,11 +197,12 @@ class Recordings:
             with kernels_on_error:
                 raise raised.pop()
 
-        slot = self._slots.get(self._size_of(inputs))
-        return fail(inputs) if slot is None else self._replay(slot, fail, inputs)
+        size = self._size_of(inputs)  # another thread may have dropped the recording and forgotten the size
+        return self._replay(self._slots.get(size) or SizeSlot(size), fail, inputs)
 
     def _checked(self, slot: SizeSlot, replay: Replay, inputs: list[Any]) -> Any:
-        """Run a call at which results may have to be checked."""
+        """Run a call at which results may have to be checked, and the scratch is what recordings that are gone have left."""
+        self._scratch.settle()
         if reason := self._check.verdict(replay):
             self._drop(slot)
             slot.refusal = refusal = Refusal(reason, Persistence.PROCESS, ReasonCode.RESULTS_DIFFER)
@@ -246,7 +235,7 @@ class Recordings:
             # Outside of `except`: the error's traceback keeps the memory of the replay.
             if mismatch is None or torch_private.is_profiled():
                 return self._fall_back(reason, inputs)
-            if not slot.mismatches.add(inputs, mismatch) or self._why_no_more(slot.size):
+            if not slot.mismatches.add(inputs, mismatch) or self._why_no_more():
                 return self._fall_back(reason, inputs)
             return self._record_or_fall_back(slot, inputs, reason)
         slot.shortage = None
@@ -269,7 +258,9 @@ class Recordings:
         return self._run_kernels(inputs)
 
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
-        slot = self._slots.get(size)
+        with self._changing:
+            if (slot := self._slots.get(size)) is not None:
+                self._slots.move_to_end(size)
         if slot is None:
             why_not = self._add_slot(size)
             with self._pipeline.budget.measured() if why_not is NOT_YET else contextlib.nullcontext():
@@ -283,21 +274,17 @@ class Recordings:
             if not self._may_be_over(slot, slot.refusal):
                 return slot.refusal.reason
             slot.refusal = None
-        if reason := self._why_no_more(slot.size):
+        if reason := RECORDING_CLOSED if self._is_closed else self._why_no_more():
             return reason
         if helper.ops(self._report.count_failure) is None:
-            return self._without_helper(slot)
+            if (reason := helper.reason) is None:
+                self._postponed += 1
+                return HELPER_IS_COMING
+            slot.refusal = Refusal(reason, Persistence.PROCESS, ReasonCode.NO_HELPER)
+            return reason
         if self._recorder.in_capture():
             return IN_A_CAPTURE
         return PROFILED if torch_private.is_profiled() else None
-
-    def _without_helper(self, slot: SizeSlot) -> str:
-        """Refuse a size if the helper cannot be had; return why a call is not recorded."""
-        if helper.reason is None:
-            self._postponed += 1
-            return HELPER_IS_COMING
-        slot.refusal = Refusal(helper.reason, Persistence.PROCESS, ReasonCode.NO_HELPER)
-        return helper.reason
 
     def _may_be_over(self, slot: SizeSlot, refusal: Refusal) -> bool:
         if refusal.persistence is not Persistence.TRANSIENT or self._recorder.in_capture():
@@ -321,11 +308,9 @@ class Recordings:
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
         """Run a call as KERNELS, and keep a recording of it if verification passes."""
         self._log(slot, "recording")
-        before = slot.disagreements
+        before, constraints = slot.disagreements, slot.mismatches.constraints
         in_full = None if before.in_full is None else before.in_full | self.facts.nondeterministic
-        attempt = self._pipeline.record(
-            inputs, slot.mismatches.constraints, differed=before.in_values, in_full=in_full
-        )
+        attempt = self._pipeline.record(inputs, constraints, differed=before.in_values, in_full=in_full)
         if isinstance(attempt, Refusal):
             self._refuse(slot, attempt)
             self._pipeline.note_kernels_ran()
@@ -344,8 +329,7 @@ class Recordings:
         attempt.close()
         self._trim()
         if not isinstance(found, Refusal):
-            persistence = slot.disagreements.add(found)
-            found = Refusal(str(found), persistence, ReasonCode.RESULTS_DIFFER)
+            found = Refusal(str(found), slot.disagreements.add(found), ReasonCode.RESULTS_DIFFER)
         self._refuse(slot, found)
         return outputs
 
@@ -361,18 +345,22 @@ class Recordings:
         self._scratch.add(replay)
         replay.counts.next_check = self._check.first_poll(replay)
         with self._changing:
-            self._slots[slot.size] = slot  # another thread may have let go of it meanwhile
-            before, slot.replay, slot.is_new = slot.replay, replay, True
-            self._fused.pop(slot.size, None)
-            more, slot.nodes = attempt.nodes - slot.nodes, attempt.nodes
+            before, more = slot.replay, attempt.nodes - slot.nodes
+            if not (is_closed := self._is_closed):
+                self._slots[slot.size] = slot  # another thread may have forgotten it meanwhile
+                slot.replay, slot.nodes, slot.is_new = replay, attempt.nodes, True
+                self._fused.pop(slot.size, None)
+        if is_closed:  # by another thread, which has dropped what there was: nobody would drop this one
+            self._destroy(replay)
+            self._refuse(slot, Refusal(RECORDING_CLOSED, Persistence.ONE_CALL))
+            return
         self._log(slot, f"recorded and verified: {attempt.nodes} nodes")
         self._report.note_nodes(more)
         memory = sum(each.bytes for each in replay.layout.memories)
         self._report.note_graph(self.facts.digest, slot.size, nodes=attempt.nodes, memory_bytes=memory)
         self.trim()
         self._report.count(captured=1)
-        if before is not None:
-            before.close()
+        self._destroy(before)
         for oldest in self._recorded()[: -self._max_recordings]:
             self._drop(oldest)
 
@@ -400,41 +388,44 @@ class Recordings:
             self._recorder.trim()
 
     def _reserve(self) -> None:
-        """Have the allocator keep free memory for the scratch in one piece, if the device has as much.
-
-        The next calls may run as KERNELS. The workspace that a BLAS library then allocates would lie amid memory that is large enough for
-        the scratch, which the next replay would have to allocate beside it. So the workspace is allocated while the scratch is.
-        """
-        if not self._scratch.is_large:
-            return
         with guarded(self._report, "reserving scratch"):
-            is_room = self._scratch.bytes <= self._recorder.free_bytes()
-            scratch = self._scratch.allocate() if is_room else None
-            if scratch is not None:
-                self._recorder.allocate_workspace()
+            self._scratch.reserve(self._recorder.free_bytes, self._recorder.allocate_workspace)
 
     # --- slots ---
 
     def _add_slot(self, size: Size) -> str:
-        """Remember a size at its first call; return why that call is not recorded."""
-        if reason := self._why_no_more(size):
+        """Remember a size at its first call, in place of another one if need be; return why that call is not recorded."""
+        if reason := self._why_no_more():
             return reason
         with self._changing:
+            is_full = len(self._slots) >= max(MAX_SIZE_SLOTS, CAPTURES_OF_EACH * self._max_recordings)
+            if is_full and size not in self._slots and not self._forget_one():
+                return TOO_MANY_SIZES
             self._slots.setdefault(size, SizeSlot(size))
         return NOT_YET
 
-    def _why_no_more(self, size: Size | None = None) -> str | None:
-        bound = max(MAX_SIZE_SLOTS, CAPTURES_OF_EACH * self._max_recordings)
-        if size is not None and size not in self._slots and len(self._slots) >= bound:
-            return TOO_MANY_SIZES
-        is_used_up = self._pipeline.captures >= CAPTURES_OF_EACH * self._max_recordings
-        return TOO_MANY_CAPTURES if is_used_up else None
+    def _forget_one(self) -> bool:
+        """Forget the size whose latest call is longest ago, of those without a recording or a lasting refusal; return False if there is none."""
+        if any(self.facts.collectives):
+            return False  # ranks count the calls of each size alike, and would not forget the same ones
+        for size, slot in list(self._slots.items()):
+            refusal = slot.refusal  # that of wrong results must outlast all other sizes
+            if slot.replay is None and (refusal is None or refusal.persistence is Persistence.TRANSIENT):
+                self._forgotten_us += slot.recording_us
+                slot.recording_us = 0.0  # another thread may keep a recording of it, and with it the slot
+                del self._slots[size]
+                return True
+        return False
+
+    def _why_no_more(self) -> str | None:
+        most = CAPTURES_OF_EACH * self._max_recordings
+        return TOO_MANY_CAPTURES if self._pipeline.captures >= most else None
 
     def _recorded(self) -> list[SizeSlot]:
         """Return the slots that have a recording, the least recently used one first."""
-        found = [(slot, slot.replay) for slot in list(self._slots.values())]
-        recorded = [(replay.counts.used, slot) for slot, replay in found if replay is not None]
-        return [slot for _, slot in sorted(recorded, key=operator.itemgetter(0))]
+        slots = list(self._slots.values())
+        used = {slot: replay.counts.used for slot in slots if (replay := slot.replay) is not None}
+        return sorted(used, key=used.__getitem__)
 
     def _drop(self, slot: SizeSlot) -> None:
         """Destroy the recording of a size, if there is one."""
@@ -442,34 +433,43 @@ class Recordings:
             replay, slot.replay = slot.replay, None
             self._fused.pop(slot.size, None)
             nodes, slot.nodes = slot.nodes, 0
+        self._destroy(replay)
+        self._report.note_nodes(-nodes)
+
+    def _destroy(self, replay: Replay | None) -> None:
         if replay is not None:
             replay.close()
-            self._report.note_nodes(-nodes)
+            self._scratch.remove(replay)
 
     def close(self) -> None:
-        """Destroy all recordings."""
+        """Destroy all recordings, and make no more."""
+        with self._changing:
+            self._is_closed = True
         for slot in self._recorded():
             self._drop(slot)
+
+    def __del__(self) -> None:
+        # The recordings go with it. The lock of the report is held for moments, and never by a call; in a forked child it may be for ever.
+        with contextlib.suppress(Exception):
+            if self._pid == os.getpid() and (nodes := sum(slot.nodes for slot in self._slots.values())):
+                self._report.note_nodes(-nodes)
 
     # --- state ---
 
     @property
     def refusal(self) -> str | None:
         """Why the callable could not or will not be recorded, as text; None if there is a recording, or none was tried."""
-        refusal = self._refusal()
-        return refusal.reason if refusal is not None else None
+        return None if (refusal := self._refusal()) is None else refusal.reason
 
     @property
     def why_refused(self) -> Reason | None:
         """The reason as it is stored: a code, with the text as its detail."""
-        refusal = self._refusal()
-        return refusal.why if refusal is not None else None
+        return None if (refusal := self._refusal()) is None else refusal.why
 
     @property
     def refused_for_good(self) -> bool:
         """Whether the reason holds in the next process too."""
-        refusal = self._refusal()
-        return refusal is not None and refusal.persistence is Persistence.PERMANENT
+        return (refusal := self._refusal()) is not None and refusal.persistence is Persistence.PERMANENT
 
     def _refusal(self) -> Refusal | None:
         slots = list(self._slots.values())
@@ -482,7 +482,7 @@ class Recordings:
     @property
     def recording_us(self) -> float:
         """Host time of recording and verifying all sizes so far, in microseconds."""
-        return sum(slot.recording_us for slot in list(self._slots.values()))
+        return self._forgotten_us + sum(slot.recording_us for slot in list(self._slots.values()))
 
     @property
     def one_time_work(self) -> int:

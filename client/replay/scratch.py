@@ -11,6 +11,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from pygraphd.client.replay.replay import Replay
@@ -25,30 +27,70 @@ class SharedScratch:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may call a graph while this thread holds it
-        # Weak: a recording that is dropped is not asked to allocate any more.
-        self._replays: weakref.WeakSet[Replay] = weakref.WeakSet()
+        # Weak, as models that go say nothing. No `WeakSet`, of which a handler that adds a recording would end an iteration.
+        self._replays: set[weakref.ref[Replay]] = set()
         self.bytes = 0
-        """Bytes of the largest scratch so far."""
+        """Bytes of scratch that a call allocates: what the largest of the recordings needs."""
 
     def add(self, replay: Replay) -> None:
         """Let a recording take part, unless its scratch is in pieces. It waits for calls of the others that are under way."""
+        if replay.scratch_bytes:
+            with self._lock:
+                self._replays.add(weakref.ref(replay))
+            self.settle(replay)
+
+    def remove(self, replay: Replay) -> None:
+        """Let a recording that was closed take part no more: the others then allocate what the largest of them needs."""
         with self._lock:
-            needed = replay.scratch_bytes
-            if not needed:
+            self._replays.discard(weakref.ref(replay))
+        self.settle()
+
+    def settle(self, new: Replay | None = None) -> None:
+        """Tell the recordings that are left if the largest one is another than before, and a `new` one in any case."""
+        told, late = self.bytes, [] if new is None else [new]
+        while True:
+            with self._lock:
+                live = self._live()
+                self.bytes = size = max((each.scratch_bytes for each in live), default=0)
+            # Another thread may have changed the size while this one told it, and may have been the first to do so.
+            if size != told:
+                late = live
+            if not late:
                 return
-            self._replays.add(replay)
-            grown = [*self._replays] if needed > self.bytes else [replay]
-            self.bytes = max(self.bytes, needed)
-            for each in grown:
-                each.allocate_scratch(self.bytes)
+            # Not with the lock: a call that is waited for may be interrupted by a handler that adds a recording.
+            for each in late:
+                _tell(each, size)
+            told, late = size, []
 
     @property
     def is_large(self) -> bool:
         """Whether free memory for it should be kept in one piece."""
         return self.bytes >= IN_ONE_PIECE_FROM
 
-    def allocate(self) -> torch.Tensor | None:
+    def reserve(self, free_bytes: Callable[[], int], allocate_workspace: Callable[[], None]) -> None:
+        """Have the allocator keep free memory for large scratch in one piece, if the device has as much.
+
+        The next calls may run as KERNELS. The workspace that a BLAS library then allocates would lie amid memory that is large enough for
+        the scratch, which the next replay would have to allocate beside it. So the workspace is allocated while the scratch is.
+        """
+        if self.is_large and self.bytes <= free_bytes() and (scratch := self._allocate()) is not None:
+            allocate_workspace()
+            del scratch
+
+    def _allocate(self) -> torch.Tensor | None:
         """Allocate the scratch of one call; return None if no recording is left."""
         with self._lock:
-            replay, size = next(iter(self._replays), None), self.bytes
-        return replay.allocate_bytes(size) if replay is not None else None
+            live, size = self._live(), self.bytes
+        return live[0].allocate_bytes(size) if live else None
+
+    def _live(self) -> list[Replay]:
+        """Return the recordings that are left, and forget the others."""
+        found = [(each, each()) for each in list(self._replays)]
+        self._replays.difference_update([each for each, replay in found if replay is None])
+        return [replay for _, replay in found if replay is not None]
+
+
+def _tell(replay: Replay, size: int) -> None:
+    # A handler or a finalizer may come within a call of the recording, which goes on with what it has allocated. The next change tells it.
+    if not replay.counts.is_held_here():
+        replay.allocate_scratch(max(size, replay.scratch_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import time
@@ -14,6 +15,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import recordings
 from pygraphd.client.replay.native import build
 from pygraphd.client.replay.native.ffi import helper
+from pygraphd.client.replay.replay import RECORDING_CLOSED
 from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.recording_case import Case, Operations, RngCursor, add, case
 from tests.support.stepped_clock import SteppedClock
@@ -257,10 +259,8 @@ def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case
     for n in range(1, 101):
         call(n)
     case.expect(captured=0)
-    assert case.report.fallbacks == {
-        recordings.NOT_YET: recordings.MAX_SIZE_SLOTS,
-        recordings.TOO_MANY_SIZES: 100 - recordings.MAX_SIZE_SLOTS,
-    }
+    assert case.report.fallbacks == {recordings.NOT_YET: 100}
+    assert len(run._slots) == recordings.MAX_SIZE_SLOTS
 
     for _ in range(10):
         for n in range(1, 21):
@@ -271,6 +271,42 @@ def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case
     assert case.report.fallbacks[recordings.TOO_MANY_CAPTURES] > 0
     _, executables = case.emulator.live()
     assert executables <= recordings.MAX_RECORDINGS
+
+
+def test_a_recording_that_is_made_while_all_are_closed_is_not_kept(case: Case) -> None:
+    """As when another thread evicts the size during the call that records."""
+    run = case.make(add)
+    run([case.floats(1), case.floats(2)])
+    case.recorder.between = run.close
+
+    results = [run([case.floats(i), case.floats(2)])[0].tolist() for i in range(4)]
+
+    assert results == [[2], [3], [4], [5]]
+    assert (run.replays, case.emulator.live()) == ((), (0, 0))
+    assert case.recorder.captures == 1
+    case.expect(captured=0)
+    assert case.report.fallbacks == {recordings.NOT_YET: 1, RECORDING_CLOSED: 4}
+    assert case.report.summary()["nodes_in_graphs"] == 0
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_a_model_that_is_deleted_takes_back_the_nodes_of_its_recordings(case: Case, is_forked: bool) -> None:
+    kept, gone = case.make(add), case.make(add)
+    for _ in range(3):
+        for run in (kept, gone):
+            assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    assert case.report.summary()["nodes_in_graphs"] == 2
+
+    case._made.remove(gone)
+    if is_forked:  # a thread that is not there any more may hold the report's lock
+        gone._pid += 1
+    del run, gone
+    gc.collect()
+
+    assert case.report.summary()["nodes_in_graphs"] == 1 + is_forked
+    case.report.note_nodes(-int(is_forked))
+    assert case.emulator.live() == (1, 0)  # a single kernel needs no executable
+    assert len(kept.replays) == 1
 
 
 def test_the_recording_that_was_not_used_for_longest_goes(case: Case) -> None:

@@ -70,7 +70,7 @@ def test_what_has_agreed_may_disagree_by_chance_when_it_is_recorded_again(
         verdicts.append(comparison.Disagreement("output 0 differs", in_values=True))
         for i in range(5):
             assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
-        run.close()
+        run._drop(run._slots[()])
 
     case.expect(captured=3)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +22,8 @@ from pygraphd.client.replay.scratch import SharedScratch
 from tests.support.recording_case import Case, Operations, case
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pygraphd.client.recording.recordings import Recordings
     from pygraphd.client.replay.replay import Replay
 
@@ -112,6 +118,122 @@ def test_a_recording_that_is_gone_is_not_asked_any_more(case: Case) -> None:
         call(case, kept, n)
 
     assert [scratch(replay) for replay in kept.replays] == [4 * 2 * LEAST]
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "deleted"])
+def test_without_its_largest_size_a_graph_allocates_less(case: Case, how: str) -> None:
+    """Else a batch that was large once would have all others allocate its scratch for ever."""
+    shared = SharedScratch()
+    small, other, large = (
+        case.made(doubled_twice, GraphFacts(), recheck_s=600.0, scratch=shared) for _ in range(3)
+    )
+    for run, n in ((small, LEAST), (other, 2 * LEAST), (large, 16 * LEAST)):
+        for _ in range(3):
+            call(case, run, n)
+    kept = [*small.replays, *other.replays]
+    assert {scratch(replay) for replay in kept} == {shared.bytes} == {4 * 16 * LEAST}
+
+    if how == "closed":
+        large.close()
+    elif how == "dropped":
+        large._drop(large._slots[(16 * LEAST,)])
+    else:
+        case._made.remove(large)
+        del run, large
+        gc.collect()
+        kept[0].counts.next_check = 0  # as at every 256th call
+        call(case, small, LEAST)
+
+    assert {scratch(replay) for replay in kept} == {shared.bytes} == {4 * 2 * LEAST}
+    for run, n in ((small, LEAST), (other, 2 * LEAST), (small, LEAST)):
+        call(case, run, n)
+    other.close()
+    assert [scratch(replay) for replay in small.replays] == [shared.bytes] == [4 * LEAST]
+    call(case, small, LEAST)
+    small.close()
+    assert shared.bytes == 0
+
+
+def test_a_recording_that_is_replaced_or_not_kept_asks_for_no_scratch(case: Case) -> None:
+    run = case.make(doubled_twice)
+    for _ in range(2):
+        call(case, run, LEAST)
+    first = run.replays
+    run._record(run._slots[(LEAST,)], [case.allocator.tensor(torch.rand(LEAST)), LEAST])
+    assert run.replays != first
+    assert run._scratch._live() == [*run.replays]
+
+    call(case, run, 2 * LEAST)
+    case.recorder.between = run.close
+    call(case, run, 2 * LEAST)
+    assert (run._scratch._live(), run._scratch.bytes) == ([], 0)
+
+
+def test_a_handler_within_a_call_changes_the_scratch_of_the_other_recordings(case: Case) -> None:
+    """It does not wait for the call, which it has interrupted."""
+    run = case.make(doubled_twice)
+    for n in (LEAST, 2 * LEAST, 8 * LEAST):
+        for _ in range(2):
+            call(case, run, n)
+    small, middle, _ = run.replays
+
+    with small.counts:
+        run._drop(run._slots[(8 * LEAST,)])
+
+    assert (scratch(small), scratch(middle)) == (4 * 8 * LEAST, 4 * 2 * LEAST)
+    for n in (LEAST, 2 * LEAST):
+        call(case, run, n)
+    run._drop(run._slots[(2 * LEAST,)])
+    assert scratch(small) == 4 * LEAST
+
+
+class Told:
+    """A recording that `needs` some bytes of scratch, and is told how many to allocate; meanwhile another thread does `between`."""
+
+    def __init__(self, needs: int, between: Callable[[], None] = lambda: time.sleep(0)) -> None:
+        self.scratch_bytes, self.allocates, self.between = needs, 0, between
+        self.counts = SimpleNamespace(is_held_here=lambda: False)
+
+    def allocate_scratch(self, size: int) -> None:
+        assert size >= self.scratch_bytes
+        self.between()
+        self.allocates = size
+
+
+def test_a_recording_that_another_thread_adds_while_the_others_are_told_is_allowed_for() -> None:
+    shared, made = SharedScratch(), list[Any]()
+    small, large = Told(1), Told(5)
+    later: list[Any] = [Told(3)]
+
+    def add() -> None:
+        while later:
+            made.append(later.pop())
+            shared.add(made[-1])
+
+    for each in (small, large):
+        shared.add(each)  # type: ignore[arg-type]
+    small.between = add
+    shared.remove(large)  # type: ignore[arg-type]
+
+    assert ([each.allocates for each in (small, *made)], shared.bytes) == ([3, 3], 3)
+
+
+def test_threads_that_add_and_remove_recordings_leave_what_the_largest_needs() -> None:
+    shared, kept = SharedScratch(), [Told(needs) for needs in (1, 2, 3)]
+
+    def alternate(needs: int) -> None:
+        for _ in range(300):
+            replay: Any = Told(needs)
+            shared.add(replay)
+            shared.remove(replay)
+
+    for replay in kept:
+        shared.add(replay)  # type: ignore[arg-type]
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(alternate, needs) for needs in (10, 20, 30, 40)]:
+            done.result()
+
+    assert ([replay.allocates for replay in kept], shared.bytes) == ([3, 3, 3], 3)
 
 
 @pytest.mark.parametrize(("least", "free"), [(LEAST, 1 << 40), (LEAST, 0), (1 << 40, 1 << 40)])
