@@ -47,6 +47,11 @@ class Cost:
         return seen.host_us < least * self.host_us and seen.span_us < least * self.span_us
 
 
+def of_measurement(measurement: Measurement) -> Cost:
+    """Return the cost of a call in the deployment that was measured."""
+    return Cost(measurement.host_us, measurement.span_us)
+
+
 def of_entry(entry: Entry) -> Cost | None:
     """Return the cost of a call in the deployment that an entry names; None: it was not measured."""
     if entry.host_us is None or entry.span_us is None:

@@ -16,6 +16,7 @@ from pygraphd.client.autotune.trial import Trial, is_graph_coming, sizes_of
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import IN_A_CAPTURE, PROFILED
 from pygraphd.client.common import log
+from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import Outcome
@@ -62,12 +63,23 @@ OTHER_THREAD = "called from another thread while it was measured"
 OTHER_SIZES = "called with other sizes while it was measured"
 WAITING = "ran as KERNELS while another process measured its graph"
 PROPOSING = "ran as KERNELS until the other ranks could be told its decision"
-PASSING = frozenset({ReasonCode.GPU_WAITS, ReasonCode.RESULTS_NAN})
-"""Reasons against a recording that pass while the program goes on: a message of another rank comes, a gradient scaler finds its scale."""
+PASSING = frozenset(
+    {
+        ReasonCode.GPU_WAITS,
+        ReasonCode.RESULTS_NAN,
+        ReasonCode.CANNOT_CAPTURE_NOW,
+        ReasonCode.NO_MEMORY_TO_RECORD,
+    }
+)
+"""Reasons against a recording that may pass while the program goes on: a message of another rank comes, a gradient scaler finds its scale,
+the program stops recording the allocator's history, memory is freed after the first steps."""
 MAX_WAITING_CALLS = 500
-"""Calls that a trial waits for at most for such a reason to pass: recordings are tried at five of them."""
+"""Calls that a trial waits for at most for such a reason to pass: recordings are tried at five of them, or once nothing prevents captures."""
 MAX_SEEN_SIZES = 64
-"""The number of sizes remembered until one of them comes back: a size is measured only if it comes back."""
+"""The number of sizes remembered until one of them comes back, the latest ones: a size is measured only if it comes back."""
+MAX_OTHER_SIZES = 256
+"""Calls in a row at other sizes than the measured one, after which the trial begins anew at a size that comes back; then twice as many each
+time, since each beginning may cost a recording."""
 
 
 class PartitionTrial:
@@ -95,7 +107,10 @@ class PartitionTrial:
         self._trial: Trial | None = None
         self._waited = 0
         self._sizes: tuple[int, ...] = ()
-        self._seen_sizes: set[tuple[int, ...]] = set()
+        self._seen_sizes = BoundedLRU[tuple[int, ...], None](MAX_SEEN_SIZES)
+        self._others = 0
+        """The number of calls in a row at other sizes than the measured one."""
+        self._most_others = MAX_OTHER_SIZES
         self._changing = threading.Lock()
         self._in_measured_call = threading.Lock()
         # A CUDA error of the user's work may surface in our calls, and must surface in the user's own.
@@ -104,6 +119,11 @@ class PartitionTrial:
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         return self._call(inputs)
+
+    def interrupt(self) -> None:
+        """Note that another size of the graph was called meanwhile: the interval of the latest sample spans that call, and is left out."""
+        if (trial := self._trial) is not None:
+            trial.interrupt()
 
     def _conclude(self, outcome: Outcome) -> None:
         """Propose a decision to the other ranks, and deploy what they run."""
@@ -145,8 +165,11 @@ class PartitionTrial:
         self.pending.measurements = outcome.measurements
         self._call = candidates.runnable(decision.deployment)
         self._candidates = None
-        self._guarded(lambda: self._deploy_here(candidates, decision.deployment))
-        self._guarded(lambda: self._decisions.publish(self.pending, outcome, decision))
+        try:
+            self._guarded(lambda: self._deploy_here(candidates, decision.deployment))
+        finally:
+            # Releasing memory takes its time. An interrupt meanwhile is the program's, and must not lose what was measured.
+            self._guarded(lambda: self._decisions.publish(self.pending, outcome, decision))
 
     def _enter(self, state: State) -> None:
         if state not in TRANSITIONS[self.state]:
@@ -172,12 +195,16 @@ class PartitionTrial:
         return candidates is not None and is_graph_coming(candidates, self._decisions.report)
 
     def _comes_back(self, sizes: tuple[int, ...]) -> bool:
-        """Remember the sizes of a call; return whether an earlier call had them."""
-        if sizes in self._seen_sizes:
-            return True
-        if len(self._seen_sizes) < MAX_SEEN_SIZES:
-            self._seen_sizes.add(sizes)
-        return False
+        """Remember the sizes of a call; return whether an earlier call had them. The latest `MAX_SEEN_SIZES` sizes are remembered."""
+        # Another thread is at it: these sizes are remembered at their next call.
+        if not self._changing.acquire(blocking=False):
+            return False
+        try:
+            is_seen = sizes in self._seen_sizes
+            self._seen_sizes[sizes] = None
+            return is_seen
+        finally:
+            self._changing.release()
 
     def _begin_measuring(self, sizes: tuple[int, ...], inputs: list[Any]) -> None:
         # Nothing would be measured, and a lease would run out unused. Or another thread is at it.
@@ -208,11 +235,15 @@ class PartitionTrial:
                 self._decisions.report.count(waited=1)
         else:
             assert self._candidates is not None
-            self._sizes = sizes
-            self._seen_sizes.clear()
-            self._trial = Trial(self._candidates, self._guarded)
+            self._begin_trial(self._candidates, sizes)
             self._call = self._measure  # before the state, by which other threads find out
             self._enter(State.MEASURE)
+
+    def _begin_trial(self, candidates: Candidates, sizes: tuple[int, ...]) -> None:
+        # The trial first: no sample of an earlier one is taken for one of these sizes.
+        self._trial = Trial(candidates, self._guarded)
+        self._sizes, self._others = sizes, 0
+        self._seen_sizes = BoundedLRU(MAX_SEEN_SIZES)  # another thread may be changing the one before
 
     # --- WAIT ---
 
@@ -230,24 +261,56 @@ class PartitionTrial:
 
     def _measure(self, inputs: list[Any]) -> Any:
         self.pending.calls += 1
-        reason = None
-        if sizes_of(inputs) != self._sizes:
-            reason = OTHER_SIZES
-        elif self._trial is not None and self._trial.is_in_a_capture():
-            reason = IN_A_CAPTURE
-        elif torch_private.is_profiled():
-            reason = PROFILED
-        elif why := self._why_no_graph(inputs):
-            reason = why
-        elif not self._in_measured_call.acquire(blocking=False):
+        sizes = sizes_of(inputs)
+        reason = self._why_not_measured(sizes, inputs)
+        if reason is None and not self._in_measured_call.acquire(blocking=False):
             reason = OTHER_THREAD
-        if reason is not None:
-            self._decisions.report.count_fallback(reason)
-            return self._run_kernels(inputs)
+        if reason is None:
+            try:
+                if sizes == self._sizes:
+                    return self._measured_call(inputs)
+            finally:
+                self._in_measured_call.release()
+            reason = OTHER_SIZES  # another thread has begun the trial anew meanwhile
+        self.interrupt()
+        self._decisions.report.count_fallback(reason)
+        return self._run_kernels(inputs)
+
+    def _why_not_measured(self, sizes: tuple[int, ...], inputs: list[Any]) -> str | None:
+        """Return why a call is none of the trial's; None if it is, unless another thread is in one."""
+        if sizes != self._sizes:
+            self._note_other_sizes(sizes)
+            return OTHER_SIZES
+        self._others = 0
+        if (trial := self._trial) is not None and trial.is_in_a_capture():
+            return IN_A_CAPTURE
+        return PROFILED if torch_private.is_profiled() else self._why_no_graph(inputs)
+
+    def _note_other_sizes(self, sizes: tuple[int, ...]) -> None:
+        """Count a call at other sizes than the measured one, which may never come back; begin anew at one that does if that is likely."""
+        self._others += 1
+        if self._others > self._most_others and self._comes_back(sizes):
+            self._begin_anew(sizes)
+
+    def _begin_anew(self, sizes: tuple[int, ...]) -> None:
+        """Begin the trial anew at other sizes, under the same lease. What it has cost so far is reported."""
+        if not self._in_measured_call.acquire(blocking=False):
+            return  # its sizes have come back in another thread
         try:
-            return self._measured_call(inputs)
+            candidates, trial = self._candidates, self._trial
+            # Another thread has decided or begun anew, or the sizes have come back.
+            if candidates is None or trial is None or self._others <= self._most_others:
+                return
+            self._guarded(lambda: self._add_price(trial, Deployment.KERNELS))
+            self._most_others *= 2
+            self._begin_trial(candidates, sizes)
         finally:
             self._in_measured_call.release()
+        log.debug("%s: measured anew, at sizes that come back", self.pending.graph.name)
+        self._guarded(lambda: self._decisions.renew(self.pending))
+
+    def _add_price(self, trial: Trial, deployment: Deployment) -> None:
+        self._decisions.report.measuring_ms += trial.price_ms(deployment)
 
     def _measured_call(self, inputs: list[Any]) -> Any:
         candidates, trial = self._candidates, self._trial
@@ -255,6 +318,7 @@ class PartitionTrial:
             return self._call(inputs)  # another thread has decided meanwhile
         if self._waits_for_recording(candidates):
             # It may be recorded in this call, which so is no sample. No other process is kept from measuring for ever.
+            self.interrupt()
             self._guarded(lambda: self._decisions.renew(self.pending))
             return candidates.recordings.run(inputs)
         # None: that is unknown, and a trial must end all the same.
@@ -267,8 +331,11 @@ class PartitionTrial:
     def _waits_for_recording(self, candidates: Candidates) -> bool:
         """Count a call that finds no recording for a reason that passes; return whether the trial is to wait, too."""
         reason = candidates.recordings.why_refused
+        self.pending.unfinished_as = None
         if reason is None or reason.code not in PASSING:
             return False
+        # A program that ends meanwhile did not have too few calls.
+        self.pending.unfinished_as = policy.only_kernels(reason, final=False), Source.UNFINISHED
         self._waited += 1
         return self._waited <= MAX_WAITING_CALLS
 
@@ -289,5 +356,5 @@ class PartitionTrial:
             decision = rules.too_few_calls(self.pending.calls)
             if reason is not None:
                 decision = policy.only_kernels(reason, final=candidates.recordings.refused_for_good)
-        self._decisions.report.measuring_ms += trial.price_ms(decision.deployment)
+        self._add_price(trial, decision.deployment)
         return Outcome(decision, measurements, recording_us=candidates.recordings.recording_us)

@@ -3,17 +3,21 @@
 Three times are taken of each call: host time from call to return, the span on the GPU, and the interval to the next call. The interval is
 the longer of those by the host's and by the GPU's clock. So it shows the program's speed, whichever of the two bounds it: a GPU without
 work shows on the host's clock, a growing queue on the GPU's. Nothing is run twice and nothing is synchronised.
+
+Other calls of the graph may come between two timed ones, as those at other sizes. The interval then shows what these took, and is left out.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from pygraphd.schema import policy
 from pygraphd.schema.messages import Deployment, Measurement
 
 if TYPE_CHECKING:
@@ -31,6 +35,10 @@ class Sample:
     found_busy: bool
     """Whether the GPU had earlier work both when the call began and when it returned."""
     began_us: float
+    interruption: object
+    """The latest interruption when the call began."""
+    is_interrupted: bool = False
+    """Whether other calls came before the next timed one."""
     host_us: float = 0.0
     next_began_us: float = 0.0
     next_begin: torch.cuda.Event | None = None
@@ -44,8 +52,13 @@ class Sample:
         """Return the span of the call on the GPU, in microseconds."""
         return float(self.begin.elapsed_time(self.end)) * 1e3
 
-    def interval_us(self) -> float:
-        """Return the time from the start of the call to that of the next, on the host or on the GPU, whichever is longer, in microseconds."""
+    def interval_us(self) -> float | None:
+        """Return the time from the start of the call to that of the next, on the host or on the GPU, whichever is longer, in microseconds.
+
+        None: other calls came between.
+        """
+        if self.is_interrupted:
+            return None
         assert self.next_begin is not None
         on_the_gpu_us = float(self.begin.elapsed_time(self.next_begin)) * 1e3
         return max(self.next_began_us - self.began_us, on_the_gpu_us)
@@ -58,6 +71,12 @@ class Sampler:
         self._device = device_index
         self._latest: Sample | None = None
         self._samples: list[Sample] = []
+        self._interruption = object()
+        """A new object at each interruption: no lock is needed, although other threads interrupt, also while a call is timed."""
+
+    def interrupt(self) -> None:
+        """Note a call that is not timed: the interval of the timed call before it, or meanwhile, is left out."""
+        self._interruption = object()
 
     def start(self, deployment: Deployment) -> Sample:
         """Begin timing a call on the device's current stream, which ends the interval of the previous call."""
@@ -68,10 +87,11 @@ class Sampler:
         begin.record(stream)
         # Read last here and first in `stop`, so that host time is free of the events.
         began_us = time.perf_counter_ns() / 1e3
-        if self._latest is not None:
-            self._latest.next_began_us, self._latest.next_begin = began_us, begin
-            self._latest = None
-        return Sample(deployment, stream, begin, end, busy, began_us)
+        latest, self._latest = self._latest, None
+        if latest is not None:
+            latest.next_began_us, latest.next_begin = began_us, begin
+            latest.is_interrupted = latest.interruption is not self._interruption
+        return Sample(deployment, stream, begin, end, busy, began_us, self._interruption)
 
     def stop(self, sample: Sample, *, counts: bool = True) -> None:
         """End timing a call; it is kept if it `counts`."""
@@ -91,12 +111,38 @@ class Sampler:
         """Return one measurement for each deployment that has known samples."""
         known = [sample for sample in self._samples if sample.is_known()]
         by_deployment = {one: [each for each in known if each.deployment is one] for one in Deployment}
-        return tuple(summarize(samples) for samples in by_deployment.values() if samples)
+        found = [(samples, _intervals_us(samples)) for samples in by_deployment.values() if samples]
+        # All or none, since the policy compares them.
+        if all(_are_enough(intervals_us, samples) for samples, intervals_us in found):
+            return tuple(summarize(samples, intervals_us) for samples, intervals_us in found)
+        return tuple(_without_intervals(samples) for samples, _ in found)
 
 
-def summarize(samples: Sequence[Sample]) -> Measurement:
-    """Return the measurement of one or more known samples of one deployment."""
-    interval_us, interval_mad_us = _median([sample.interval_us() for sample in samples])
+def _intervals_us(samples: Sequence[Sample]) -> list[float]:
+    """Return the intervals of those samples that have one."""
+    return [interval_us for sample in samples if (interval_us := sample.interval_us()) is not None]
+
+
+def _are_enough(intervals_us: Sequence[float], samples: Sequence[Sample]) -> bool:
+    """Return whether a median of these intervals says something: at least half as many as there are samples, or as the policy asks for."""
+    return 2 * len(intervals_us) >= min(len(samples), policy.MIN_SAMPLES)
+
+
+def _without_intervals(samples: Sequence[Sample]) -> Measurement:
+    """Return the measurement of samples with too few intervals: host time and span, and a bound for the interval.
+
+    An interval is no shorter than host time or span. The spread says that no more is known of it. So where the policy needs the interval, it
+    finds KERNELS, provisionally: the trial takes further samples, which may have intervals, and another program measures again.
+    """
+    measured = summarize(samples, [max(sample.host_us, sample.span_us()) for sample in samples])
+    return replace(measured, mad_us=measured.median_us)
+
+
+def summarize(samples: Sequence[Sample], intervals_us: Sequence[float]) -> Measurement:
+    """Return the measurement of one or more known samples of one deployment, with the intervals that some of them have."""
+    interval_us, interval_mad_us = _median(intervals_us)
+    # The policy takes it for that of as many intervals as samples: fewer tell less.
+    interval_mad_us *= math.sqrt(len(samples) / len(intervals_us))
     host_us, host_mad_us = _median([sample.host_us for sample in samples])
     span_us, span_mad_us = _median([sample.span_us() for sample in samples])
     busy = statistics.fmean(sample.found_busy for sample in samples)

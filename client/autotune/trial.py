@@ -163,6 +163,10 @@ class Trial:
         self._ms += (time.perf_counter_ns() - began_ns) / 1e6
         return result
 
+    def interrupt(self) -> None:
+        """Note a call of the graph that is not one of the trial's: the interval of the latest sample spans it, and is left out."""
+        self._sampler.interrupt()
+
     def measurements(self) -> tuple[Measurement, ...]:
         """Return the measurements of the samples that are known so far."""
         return self._sampler.measurements()

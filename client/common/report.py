@@ -60,7 +60,7 @@ class Report:
         self._reasons: Counter[str] = Counter()
         self._facts: dict[str, dict[str, Any]] = {}
         self._environments: dict[str, Environment] = {}
-        self._decisions: list[Deployed] = []
+        self._decisions: list[tuple[Graph, Deployed]] = []
 
     def count(self, **counts: int) -> None:
         """Add to the named counters.
@@ -157,7 +157,7 @@ class Report:
             self._reasons[self._reason_key(text)] += 1
             if len(self._decisions) < MAX_DECISIONS:
                 self._environments[key] = environment
-                self._decisions.append(deployed)
+                self._decisions.append((graph, deployed))
         log.info(
             "%s: deployed as %s: %s (%s, %s)",
             graph.name,
@@ -171,11 +171,12 @@ class Report:
         return text if text in self._reasons or len(self._reasons) < MAX_REASONS else OTHERS
 
     def retract_deployment(self, graph: Graph, environment: Environment) -> None:
-        """Undo `record_deployment` for a graph at a size that is dropped."""
+        """Undo `record_deployment` for a graph at a size that is dropped; `graph` is the very object that was recorded."""
         key = environment.digest()
         with self._lock:
-            for index, each in enumerate(self._decisions):
-                if (each.graph, each.kind, each.environment) == (graph.digest, graph.kind, key):
+            for index, (recorded, each) in enumerate(self._decisions):
+                # By identity: another model of the same code has an equal graph, whose deployment stays.
+                if recorded is graph and each.environment == key:
                     del self._decisions[index]
                     self._deployed[each.deployment] -= 1
                     self._reasons[self._reason_key(_text(each))] -= 1
@@ -216,7 +217,7 @@ class Report:
                 # Copies, since other threads add facts while this is written as JSON.
                 "facts": {digest: dict(facts) for digest, facts in self._facts.items()},
                 "environments": {key: each.factors() for key, each in self._environments.items()},
-                "decisions": [dataclasses.asdict(each) for each in self._decisions],
+                "decisions": [dataclasses.asdict(each) for _, each in self._decisions],
                 "decisions_left_out": self._deployed.total() - len(self._decisions),
             }
 

@@ -147,7 +147,12 @@ class CompiledGraph:
         context = self._context
         found = context.decisions.look_up_sizes(partition.graph, context.environment, context.bounds.sizes)
         recall = functools.partial(self._recall, partition, make, found)
-        return KnownSizes(tuple(found.known), found.may_know, recall)
+        kernels = frozenset(
+            sizes
+            for sizes, known in found.known.items()
+            if known.entry is not None and known.entry.decision.deployment is Deployment.KERNELS
+        )
+        return KnownSizes(tuple(found.known), found.may_know, recall, kernels)
 
     def _recall(
         self, partition: Partition, make: Callable[[], Candidates | None], found: SizesResult, sizes: Sizes
@@ -197,7 +202,8 @@ class CompiledGraph:
             is_recorded=not is_kernels,
             recording_us=lambda: recordings.recording_us,
             replays=lambda: recordings.replayed,
-            graph_us=at_size.graph_us,
+            saving_us=at_size.saving_us,
+            interrupt=at_size.interrupt,
         )
 
 

@@ -189,16 +189,30 @@ class Partition:
     def _new_pending(self) -> PendingGraph:
         return PendingGraph(self.graph, self._context.environment, self.rejected, self.rejection)
 
-    def graph_us(self) -> float | None:
-        """Return the time of a call as a GRAPH on the host or on the GPU, the longer one, in microseconds; None: it was not measured."""
-        measured = self._pending.measurements if self._pending is not None else ()
-        for each in measured:
-            if each.deployment is Deployment.GRAPH:
-                return cost.Cost(each.host_us, each.span_us).call_us
-        entry = self.entry
+    def saving_us(self, kernels_us: float | None) -> float | None:
+        """Return the microseconds that a call as a GRAPH saves, as it was measured here or elsewhere; None: that is not known.
+
+        `kernels_us` is the least that a call as KERNELS takes: an entry of the cache states the cost of its own deployment only.
+        """
+        pending = self._pending
+        costs = (
+            {each.deployment: cost.of_measurement(each) for each in pending.measurements} if pending else {}
+        )
+        graph, kernels = costs.get(Deployment.GRAPH), costs.get(Deployment.KERNELS)
+        if graph is not None and kernels is not None:
+            return kernels.call_us - graph.call_us
+        entry = pending.answer if pending is not None and pending.answer is not None else self.entry
         is_graph = entry is not None and entry.decision.deployment is Deployment.GRAPH
         stated = cost.of_entry(entry) if entry is not None and is_graph else None
-        return stated.call_us if stated is not None else None
+        return None if stated is None or kernels_us is None else kernels_us - stated.call_us
+
+    def interrupt(self) -> bool:
+        """Have an open trial disregard the time until its next call: another size was called. Return whether the partition is undecided."""
+        slot = self._slot()
+        run = slot.run if slot is not None else None
+        if isinstance(run, PartitionTrial):
+            run.interrupt()
+        return isinstance(run, PartitionTrial | Validation)
 
     def close(self) -> None:
         """Release the memory of sizes that have not come back for long, and retract the deployment from the report."""

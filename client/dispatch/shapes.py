@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.dispatch.slot import Slot
-from pygraphd.client.dispatch.time_budget import Account, KernelsTime, TimeBudget
+from pygraphd.client.dispatch.time_budget import FREE_SIZES, Account, KernelsTime, TimeBudget
 from pygraphd.schema.messages import MAX_INTEGER_INPUTS
 
 if TYPE_CHECKING:
@@ -62,8 +62,10 @@ class DecidedSize:
     """Returns the host time of its recordings so far, in microseconds."""
     replays: Callable[[], int] = lambda: 0
     """Returns the number of its calls as a GRAPH so far."""
-    graph_us: Callable[[], float | None] = lambda: None
-    """Returns the microseconds that a call as a GRAPH takes on the host or on the GPU, the longer one; None: that is not known."""
+    saving_us: Callable[[float | None], float | None] = lambda _: None
+    """Returns the microseconds that a call as a GRAPH saves, given the least that any call of the graph takes as KERNELS; None: not known."""
+    interrupt: Callable[[], bool] = lambda: False
+    """Called where another size is called after this one; returns whether this size is still being measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class KnownSizes:
     """Whether the cache may have a decision for a size that is not in `order`."""
     recall: Callable[[Sizes], DecidedSize | None]
     """Decides a size if the cache has a decision for it; asks the cache for one that is not in `order`."""
+    kernels: frozenset[Sizes] = frozenset()
+    """The sizes of `order` that are known as KERNELS: there is nothing to record."""
 
 
 NOTHING_KNOWN = KnownSizes((), lambda _sizes: False, lambda _sizes: None)
@@ -113,12 +117,13 @@ class ShapeDispatcher:
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._decided: dict[Sizes, DecidedSize] = {}
         self._runs: dict[Sizes, Runnable] = {}
-        self._used = used = dict[Sizes, int]()
-        self._seen = BoundedLRU[Sizes, int](REMEMBERED, lambda sizes: used.pop(sizes, None))
+        self._used: dict[Sizes, int] = {}
+        self._measured: dict[Sizes, Callable[[], bool]] = {}
+        self._seen = BoundedLRU[Sizes, int](REMEMBERED)
         self._latest: Sizes | None = None
         self._ticks = 0
         self._stays = False
-        self._setups = 0
+        self._setups = self._recorded = 0
         self._budget = budget or TimeBudget()
         self._kernels = KernelsTime()
         self._accounts: dict[Sizes, Account] = {}
@@ -161,19 +166,26 @@ class ShapeDispatcher:
 
     def _note_change(self, sizes: Sizes) -> None:
         self._ticks += 1
-        self._used[sizes] = self._ticks
         self._stays = False
-        self._latest = sizes
+        before, self._latest = self._latest, sizes
+        if sizes in self._runs:
+            self._used[sizes] = self._ticks
+        if before in self._measured:
+            self._interrupt(before)
+
+    def _interrupt(self, sizes: Sizes) -> None:
+        """Tell a size that is being measured that another one is called next."""
+        interrupt = self._measured.get(sizes)  # another thread may let go of it meanwhile
+        if interrupt is not None and not self._guarded(interrupt):
+            self._measured.pop(sizes, None)
 
     def _cold(self, sizes: Sizes, inputs: list[Any]) -> Any:
         if not self._deciding.acquire(blocking=False):
             return self._fall_back(BEING_DECIDED, inputs)
         try:
-            reason = self._why_not_decide(sizes)
-            if reason is NOT_OFTEN_ENOUGH and (rank := self._ranks.get(sizes)) is not None:
-                reason = self._why_known_waits(rank)
-            known = self._recalled(sizes, reason)
-            run = self._set_up(sizes, known) if known or reason is None else None
+            run, reason = self._runs.get(sizes), None
+            if run is None:  # no other thread has decided it meanwhile
+                run, reason = self._decided_now(sizes)
         finally:
             self._deciding.release()
         # Outside of the lock: the call may make a recording, and others would fall back for as long.
@@ -189,26 +201,37 @@ class ShapeDispatcher:
         self._report.count_fallback(reason)
         return self._run_kernels(inputs)
 
+    def _decided_now(self, sizes: Sizes) -> tuple[Runnable | None, str | None]:
+        """Count a call of an undecided size; return what runs it if it is decided now, or else the reason."""
+        reason = self._why_not_decide(sizes)
+        if reason is NOT_OFTEN_ENOUGH and (rank := self._ranks.get(sizes)) is not None:
+            reason = self._why_known_waits(sizes, rank)
+        known = self._recalled(sizes, reason)
+        return (self._set_up(sizes, known) if known or reason is None else None), reason
+
     def _why_not_decide(self, sizes: Sizes) -> str | None:
         calls = self._count(sizes)
         if calls < self._bounds.calls:
             return NOT_OFTEN_ENOUGH
-        if reason := self._why_no_more():
+        if reason := self._why_no_more(sizes):
             return reason
         if len(self._decided) < self._bounds.sizes:
             return None
         return TOO_MANY_TO_DECIDE if calls < self._calls_to_make_room() else self._make_room()
 
-    def _why_known_waits(self, rank: int) -> str | None:
+    def _why_known_waits(self, sizes: Sizes, rank: int) -> str | None:
         """Return why a size that the cache knows waits for a later call; `rank` is the number of known sizes that are used more.
 
         Of those that there is no time to record yet, the most used ones come first: the time that is left is kept for them.
         """
-        if reason := self._why_no_more():
+        if reason := self._why_no_more(sizes):
             return reason
         if len(self._decided) >= self._bounds.sizes:
             return TOO_MANY_TO_DECIDE
-        return NO_TIME if rank >= self._setups + (self._guarded(self._budget.setups_now) or 0) else None
+        if self._is_known_as_kernels(sizes):
+            return None
+        now = (self._guarded(self._budget.setups_now) or 0) + max(FREE_SIZES - self._recorded, 0)
+        return NO_TIME if rank >= self._setups + now else None
 
     def _recalled(self, sizes: Sizes, reason: str | None) -> DecidedSize | None:
         """Return the decision of the cache for a size; `reason`: why it is not set up otherwise."""
@@ -224,12 +247,18 @@ class ShapeDispatcher:
         """Return whether the cache is asked for a size that it did not list: at its first call, if there is room for one more."""
         if self._seen[sizes] != 1 or self._unknown >= MAX_UNKNOWN or not self._known.may_know(sizes):
             return False
-        return len(self._decided) < self._bounds.sizes and not self._why_no_more()
+        return len(self._decided) < self._bounds.sizes and not self._why_no_more(sizes)
 
-    def _why_no_more(self) -> str | None:
+    def _why_no_more(self, sizes: Sizes) -> str | None:
         if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
             return TOO_MANY_TO_DECIDE
+        if self._recorded < FREE_SIZES or self._is_known_as_kernels(sizes):
+            return None
         return None if self._guarded(self._budget.is_spent) is False else NO_TIME
+
+    def _is_known_as_kernels(self, sizes: Sizes) -> bool:
+        """Tell whether there is nothing to record: not of a size that comes back after it made room, whose entry may be another one by now."""
+        return sizes in self._known.kernels and sizes in self._ranks
 
     def _calls_to_make_room(self) -> int:
         """Return the number of its call at which a new size replaces a decided one: `bounds.calls`, doubled after each `bounds.sizes` setups.
@@ -253,6 +282,7 @@ class ShapeDispatcher:
         del self._runs[oldest]
         decided = self._decided.pop(oldest)
         self._used.pop(oldest, None)
+        self._measured.pop(oldest, None)
         account = self._accounts.pop(oldest)
         self._guarded(lambda: self._budget.close(account))
         self._guarded(decided.close)
@@ -263,11 +293,15 @@ class ShapeDispatcher:
         del self._seen[sizes]
         self._ranks.pop(sizes, None)  # what the cache has may be another decision by the time it comes back
         # Counts as decided, so that a setup that fails is not repeated at each call.
-        failed = DecidedSize(Slot(self._run_kernels), lambda: None)
+        failed = DecidedSize(Slot(self._run_kernels), lambda: None, is_recorded=False)
         decided = known or self._guarded(lambda: self._decide(sizes)) or failed
-        account = Account(self._kernels, decided.recording_us, decided.replays, decided.graph_us)
+        account = Account(self._kernels, decided.recording_us, decided.replays, decided.saving_us)
         self._accounts[sizes] = account
-        self._guarded(lambda: self._budget.open(account, is_recorded=decided.is_recorded))
+        is_recorded, is_free = decided.is_recorded, self._recorded < FREE_SIZES
+        self._guarded(lambda: self._budget.open(account, is_recorded=is_recorded, is_free=is_free))
+        self._recorded += is_recorded
+        self._measured[sizes] = decided.interrupt
+        self._used[sizes] = self._ticks
         self._decided[sizes] = decided
         self._runs[sizes] = decided.slot
         return decided.slot

@@ -6,68 +6,72 @@ recorded soon, and where they save little, recordings cost a small share of the 
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 ALLOWANCE_S = 1.0
 """Seconds that recordings may cost at once."""
 SHARE = 0.02
 """Share of the elapsed time that recordings may cost besides, however little they save."""
+FREE_SIZES = 2
+"""Sizes of a graph whose first recordings cost the budget nothing, as those of a graph without dynamic sizes: many programs have no more."""
 CONSEQUENCES = 1.6
 """Time that a recording costs a program, over the time that it takes itself: PyTorch's free memory is given back for it, so that later calls
 allocate anew."""
 EXPECTED_S = 0.3
 """Seconds that are charged for a size at its setup, until a recording has been timed; then it is the mean of all recordings of sizes.
-The difference from the time that its own recording took is charged when that is made."""
+Once its own recording is made, that counts instead."""
 SAVED_EVERY_S = 0.25
-"""Seconds between two counts of the time that was saved: each asks all decided sizes."""
-KERNELS_CALLS = 15
-"""Calls as KERNELS whose median says what such a call takes: single ones load kernels or wait for the GPU."""
+"""Least seconds between two counts of the time that was saved: each asks all decided sizes."""
+COUNTING_SHARE = 0.01
+"""Largest share of the time that such counts take."""
+MOST_ASKED = 16
+"""Sizes still to be recorded up to which each question asks them all."""
 
 
 class KernelsTime:
-    """The host time of a graph's calls as KERNELS, over its latest `KERNELS_CALLS`."""
+    """The shortest host time of a graph's calls as KERNELS in microseconds; None: there was no call.
+
+    No call as KERNELS takes less, whatever its size: its kernels have to be launched.
+    """
 
     def __init__(self) -> None:
-        self._us = deque[float](maxlen=KERNELS_CALLS)
+        self.least_us: float | None = None
 
     def note(self, host_us: float) -> None:
-        """Note one call, in microseconds."""
-        self._us.append(host_us)
-
-    @property
-    def median_us(self) -> float:
-        """The median in microseconds; 0 before the first call."""
-        return statistics.median(self._us) if self._us else 0.0
+        """Note one call."""
+        if self.least_us is None or host_us < self.least_us:
+            self.least_us = host_us
 
 
 class Account:
-    """The time that recording one size took, and the time that its graph saved."""
+    """The time that recordings of one size cost, and the time that its graph saved."""
 
     def __init__(
         self,
         kernels: KernelsTime,
         recording_us: Callable[[], float] = lambda: 0.0,
         replays: Callable[[], int] = lambda: 0,
-        call_us: Callable[[], float | None] = lambda: None,
+        saving_us: Callable[[float | None], float | None] = lambda _: None,
     ) -> None:
         """Take the present state of the size from functions.
 
-        They return the microseconds of recording so far, the calls as a GRAPH, and what such a call takes in microseconds (None: not known).
+        They return the microseconds of recording so far, the calls as a GRAPH, and the microseconds that such a call saves (None: not known).
+        The last one is given the least time of a call as KERNELS.
         """
         self._kernels = kernels
-        self._recording_us, self._replays, self._call_us = recording_us, replays, call_us
+        self._recording_us, self._replays, self._saving_us = recording_us, replays, saving_us
         self._counted_us = 0.0
         self._counted = 0
-        self.charged_s = 0.0
-        """Seconds charged for a recording that has not been made yet."""
+        self.is_free = False
+        """Whether the next recording costs the budget nothing."""
+        self.charged_s = self.prepaid_s = 0.0
+        """Seconds charged for a recording that has not been made yet: not paid, and paid."""
 
     def recorded_s(self) -> float:
         """Return the seconds that recordings since the last time cost."""
@@ -75,79 +79,109 @@ class Account:
         return CONSEQUENCES * max(self._counted_us - before_us, 0.0) / 1e6
 
     def saved_s(self) -> float:
-        """Return the seconds that were saved since the last time: a call as KERNELS takes as long as the host needs for it, or longer."""
-        call_us = self._call_us()
-        if call_us is None:
+        """Return the seconds that were saved since the last time."""
+        saving_us = self._saving_us(self._kernels.least_us)
+        if saving_us is None:
             return 0.0  # these calls count once it is known
         before, self._counted = self._counted, self._replays()
-        return max(self._counted - before, 0) * max(self._kernels.median_us - call_us, 0.0) / 1e6
+        return max(self._counted - before, 0) * max(saving_us, 0.0) / 1e6
 
 
 class TimeBudget:
-    """The time budget of a process. An account goes when nobody else holds it."""
+    """The time budget of a process. An account goes when nobody else holds it, and its charge with it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the time in seconds from `clock`."""
         self._clock = clock
         self._owed_s = 0.0
         self._recorded_s, self._recorded = 0.0, 0
-        self._paid_at_s = self._saved_at_s = clock()
+        self._paid_at_s = clock()
+        self._count_at_s = self._paid_at_s
         self._accounts = weakref.WeakSet[Account]()
         self._expected = weakref.WeakSet[Account]()
         # Reentrant: a signal handler may call a graph.
         self._changing = threading.RLock()
 
     def is_spent(self) -> bool:
-        """Return whether a further size has to wait."""
-        return self._debt_s() > ALLOWANCE_S
+        """Return whether a further size has to wait. While no recording was timed, it also waits for one that is expected."""
+        debt_s = self._debt_s()
+        return debt_s > ALLOWANCE_S or (not self._recorded and len(self._expected) > 0)
 
     def setups_now(self) -> int:
         """Return how many sizes may be set up before the budget is spent."""
         left_s = ALLOWANCE_S - self._debt_s()
         return int(left_s / self._each_s) + 1 if left_s >= 0 else 0
 
-    def open(self, account: Account, *, is_recorded: bool) -> None:
-        """Charge a size that is set up, if it is to be recorded, and count from now on what it saves."""
+    def open(self, account: Account, *, is_recorded: bool, is_free: bool = False) -> None:
+        """Charge a size that is set up, if it is to be recorded and not free, and count from now on what it saves."""
         with self._changing:
             self._accounts.add(account)
-            if is_recorded:
+            account.is_free = is_free
+            if is_recorded and not is_free:
                 account.charged_s = self._each_s
-                self._owed_s += account.charged_s
                 self._expected.add(account)
 
     def close(self, account: Account) -> None:
-        """Count a size for the last time."""
+        """Count a size for the last time, and take back its charge."""
         with self._changing:
-            self._count_recorded([account])
-            self._owed_s -= account.saved_s()
+            saved_s = self._count([account], saved=True)
             self._accounts.discard(account)
             self._expected.discard(account)
+            self._pay(saved_s)
 
     @property
     def _each_s(self) -> float:
         return self._recorded_s / self._recorded if self._recorded else EXPECTED_S
 
     def _debt_s(self) -> float:
-        """Return the seconds that recordings have taken and are about to take, as far as they are not paid."""
+        """Return the seconds that recordings have cost and are about to cost, as far as they are not paid."""
         with self._changing:
             now_s = self._clock()
-            self._owed_s -= SHARE * (now_s - self._paid_at_s)
-            self._paid_at_s = now_s
-            if now_s - self._saved_at_s >= SAVED_EVERY_S:
-                self._saved_at_s = now_s
-                self._count_recorded(list(self._accounts))
-                self._owed_s -= sum(each.saved_s() for each in list(self._accounts))
-            else:
-                self._count_recorded(list(self._expected))
-            # What is paid beyond the debt is not kept for later.
-            self._owed_s = max(self._owed_s, 0.0)
-            return self._owed_s
+            paid_s, self._paid_at_s = SHARE * (now_s - self._paid_at_s), now_s
+            if now_s >= self._count_at_s:
+                began_s = time.perf_counter()
+                paid_s += self._count(list(self._accounts), saved=True)
+                took_s = time.perf_counter() - began_s
+                self._count_at_s = now_s + max(SAVED_EVERY_S, took_s / COUNTING_SHARE)
+            elif len(self._expected) <= MOST_ASKED:
+                self._count(list(self._expected))
+            self._pay(paid_s)
+            return self._owed_s + sum(each.charged_s for each in list(self._expected))
 
-    def _count_recorded(self, accounts: list[Account]) -> None:
+    def _count(self, accounts: Iterable[Account], *, saved: bool = False) -> float:
+        """Note the recordings of some sizes; return the seconds that they saved, if that is asked for."""
+        saved_s = 0.0
         for account in accounts:
-            if recorded_s := account.recorded_s():
-                self._owed_s += recorded_s - account.charged_s
-                account.charged_s = 0.0
+            try:
+                recorded_s = account.recorded_s()
+                saved_s += account.saved_s() if saved else 0.0
+            except Exception:  # noqa: BLE001 - whatever it is: one size must not keep all others from being recorded
+                self._accounts.discard(account)
                 self._expected.discard(account)
+                continue
+            if recorded_s:
+                owed_s = 0.0 if account.is_free else max(recorded_s - account.prepaid_s, 0.0)
+                self._owed_s += owed_s
+                self._expected.discard(account)
+                account.is_free, account.charged_s, account.prepaid_s = False, 0.0, 0.0
                 self._recorded_s += recorded_s
                 self._recorded += 1
+        return saved_s
+
+    def _pay(self, paid_s: float) -> None:
+        """Reduce the debt, and then what is charged for recordings that are still to come, since some never do.
+
+        Time and savings beyond that are not kept for later.
+        """
+        before_s = self._owed_s
+        self._owed_s = max(before_s - paid_s, 0.0)
+        left_s = paid_s - before_s
+        for account in list(self._expected):
+            if left_s <= 0:
+                break
+            part_s = min(left_s, account.charged_s)
+            left_s -= part_s
+            account.charged_s -= part_s
+            account.prepaid_s += part_s
+            if not account.charged_s:
+                self._expected.discard(account)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 
 from pygraphd.client.backend.errors import IN_A_CAPTURE
-from pygraphd.client.dispatch import shapes, time_budget
+from pygraphd.client.dispatch import shapes
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import SWITCHED_OFF
 from pygraphd.client.recording import recordings
@@ -363,7 +362,7 @@ def test_more_dynamic_sizes_than_are_decided_apart_run_as_kernels(
 ) -> None:
     bound = 8
     monkeypatch.setattr(watched.session, "options", settings.read({settings.SIZES: str(bound)}))
-    monkeypatch.setattr(time_budget, "ALLOWANCE_S", math.inf)  # a recording takes long on a busy host
+    monkeypatch.setattr(shapes, "FREE_SIZES", bound)  # a recording takes long on a busy host
     compiled = torch.compile(lambda x: (x.sin() + 1).sum(-1), mode="reduce-overhead", dynamic=True)
     with torch.no_grad():
         for _ in range(4):

@@ -306,3 +306,18 @@ def test_who_is_interrupted_while_it_is_decided_goes_on_as_kernels(
         one([]) if state is State.WAIT else one._decide(Measured())
 
     assert [one([]) for _ in range(3)] == ["kernels"] * 3
+
+
+def test_who_is_interrupted_while_memory_is_given_back_has_published_what_was_measured(host: Host) -> None:
+    class Interrupted(Relocating):
+        def trim(self) -> None:
+            raise KeyboardInterrupt
+
+    one = partition_trial(host, relocate=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        judged(one, OF_KERNELS, FAST)
+
+    assert (one.state, one([])) == (State.DEPLOYED, "relocated")
+    (result,) = host.results
+    assert (result.decision.deployment, result.measurements) == (Deployment.GRAPH, (OF_KERNELS, FAST))
+    assert host.report.failures == {}

@@ -173,3 +173,49 @@ def test_medians_and_their_spread_are_those_of_the_samples(
     assert measured.host_mad_us == pytest.approx(
         statistics.median(abs(each - median) for each in times_us), abs=1e-6
     )
+
+
+def test_the_interval_of_a_call_that_others_came_after_is_left_out_and_its_times_are_not(
+    machine: Machine,
+) -> None:
+    for number in range(8):
+        machine.call(host_us=10, gpu_us=20)
+        machine.host_us += 40
+        if number in {2, 5}:
+            machine.sampler.interrupt()
+            machine.host_us += 5_000
+        machine.synchronize()
+    machine.call(host_us=10, gpu_us=20, counts=False)
+
+    measured = machine.measured()
+    assert (measured.samples, measured.host_us, measured.span_us) == (8, 10.0, 20.0)
+    assert (measured.median_us, measured.mad_us) == (50.0, 0.0)
+
+
+def test_fewer_intervals_than_samples_tell_less(machine: Machine) -> None:
+    for number in range(8):
+        machine.call(host_us=10, gpu_us=20)
+        machine.host_us += 100 + 10 * (number % 4)
+        if number < 4:
+            machine.sampler.interrupt()
+    machine.synchronize()
+    machine.call(host_us=10, gpu_us=20, counts=False)
+
+    measured = machine.measured()
+    assert (measured.samples, measured.median_us) == (8, 125)  # of 110, 120, 130 and 140
+    # Their deviation is 10; the error of their median is that of four samples, and the policy divides by the root of eight.
+    assert measured.mad_us == pytest.approx(10 * 2**0.5)
+
+
+def test_too_few_intervals_are_none_for_either_deployment(machine: Machine) -> None:
+    for way in (GRAPH, KERNELS):
+        for number in range(8):
+            machine.call(10 if way is GRAPH else 30, 20, way)
+            machine.host_us += 70
+            machine.synchronize()
+            if way is KERNELS and number >= 3:
+                machine.sampler.interrupt()
+    machine.call(10, 20, counts=False)
+
+    found = {each.deployment: (each.median_us, each.mad_us) for each in machine.sampler.measurements()}
+    assert found == {GRAPH: (20.0, 20.0), KERNELS: (30.0, 30.0)}

@@ -189,3 +189,21 @@ def test_without_the_variable_nothing_is_written_or_claimed(
 
     assert list(tmp_path.iterdir()) == []
     assert "_PYGRAPH_SUMMARY_OWNER" not in os.environ
+
+
+def test_of_two_models_with_the_same_code_the_deployment_of_the_one_that_is_dropped_is_retracted() -> None:
+    made, faster = report.Report(), Decision(Deployment.GRAPH, Reason(ReasonCode.FASTER), 1)
+    first, second = GRAPH.at((8,)), GRAPH.at((8,))
+    assert first == second
+    made.record_deployment(first, ENVIRONMENT, NO_DEVICE, Source.RULE)
+    made.record_deployment(second, ENVIRONMENT, faster, Source.MEASURED)
+
+    made.retract_deployment(second, ENVIRONMENT)
+
+    summary = made.summary()
+    assert [each["deployment"] for each in summary["decisions"]] == ["KERNELS"]
+    assert summary["deployed"] == {"KERNELS": 1, "GRAPH": 0}
+    assert summary["reasons"] == {"no CUDA device": 1}
+
+    made.retract_deployment(second, ENVIRONMENT)
+    assert made.summary() == summary

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
+from pygraphd.client.decisions import leases
 from pygraphd.client.dispatch import shapes
 from pygraphd.client.dispatch.shapes import ShapeDispatcher
 from pygraphd.client.frontend import settings
@@ -27,9 +28,11 @@ from tests.support.compiled import (
     relocating,
     session,
 )
+from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 __all__ = ["relocating", "session"]  # fixtures
 
@@ -74,12 +77,12 @@ class Program:
             runs += slot.run._decided
         return runs
 
-    def graph_us(self, size: int) -> list[float | None]:
-        """Return what a call as a GRAPH takes at a size of forward and backward, as the time budget knows it."""
+    def saving_us(self, size: int, kernels_us: float | None) -> list[float | None]:
+        """Return what a call as a GRAPH saves at a size of forward and backward, as the time budget knows it."""
         found = []
         for compiled, sizes in ((self.ahead, (size,)), (self.behind, (2 * size,))):
             (slot,) = compiled.compiled_fn_runner.partitions
-            found.append(slot.run._decided[sizes].graph_us())
+            found.append(slot.run._decided[sizes].saving_us(kernels_us))
         return found
 
 
@@ -124,14 +127,40 @@ def test_the_time_budget_counts_calls_as_graphs_by_what_was_measured_here_or_is_
     session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else nothing would pay for the recordings of further sizes."""
-    program, measured = Program(session), 2 * [pytest.approx(GRAPH_WINS[Deployment.GRAPH], rel=0.1)]
+
+    def twice(us: float) -> list[Any]:
+        return 2 * [pytest.approx(us, rel=0.1)]
+
+    program = Program(session)
     program.steps([8] * ENOUGH, monkeypatch)
-    assert program.graph_us(8) == measured
+    assert program.saving_us(8, 1000.0) == twice(100.0 - 50.0)  # of this size, and not of any
     again = Program(Runtime(session.locations))
     again.steps([8, 24, 24, 24], monkeypatch)
 
-    assert again.graph_us(8) == measured
-    assert again.graph_us(24) == [None, None]
+    assert again.saving_us(8, 80.0) == twice(80.0 - 50.0)
+    assert again.saving_us(8, None) == [None, None]
+    assert again.saving_us(24, 80.0) == [None, None]
+
+
+def test_a_size_that_another_process_has_measured_meanwhile_saves_what_that_one_found(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(leases, "FIRST_POLL_S", 0.0)
+    monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
+    home = Home(tmp_path)
+    try:
+        home.start()
+        first, second = Program(session), Program(Runtime(session.locations))
+        first.steps([8] * 6, monkeypatch)  # it has begun to measure
+        second.steps([8] * 6, monkeypatch)  # it waits
+        first.steps([8] * ENOUGH, monkeypatch)
+        told = second.steps([8] * 5, monkeypatch)
+    finally:
+        home.close()
+
+    assert told[-1] == (8, *["relocated"] * 2)
+    expect(second.session, measured=0, adopted=2)
+    assert second.saving_us(8, 80.0) == 2 * [pytest.approx(80.0 - 50.0, rel=0.1)]
 
 
 def test_a_known_size_that_has_become_too_old_since_the_first_call_is_not_used(
