@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import threading
-from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +28,7 @@ from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.call_conditions import CallConditions
 from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.result_check import ResultCheck
-from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
+from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot, SizeSlots
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.replay import RECORDING_CLOSED, kernels_on_error
 from pygraphd.client.replay.scratch import SharedScratch
@@ -98,8 +97,7 @@ class Recordings:
         """The facts that the analysis of the graph found."""
         self._recorder, self._report = recorder, report
         self._pipeline = Pipeline(run_kernels, recorder, report, facts)
-        self._slots: OrderedDict[Size, SizeSlot] = OrderedDict()
-        """By the latest call that no recording served, or by their first call where ranks record together."""
+        self._slots = SizeSlots()
         self._fused: dict[Size, Fused] = {}
         """The recordings that the compiled helper serves, by size."""
         self._integers: list[int] = []
@@ -259,8 +257,7 @@ class Recordings:
 
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
         with self._changing:
-            if (slot := self._slots.get(size)) is not None:
-                self._slots.move_to_end(size)
+            slot = self._slots.called(size)
         if slot is None:
             why_not = self._add_slot(size)
             with self._pipeline.budget.measured() if why_not is NOT_YET else contextlib.nullcontext():
@@ -401,21 +398,18 @@ class Recordings:
             is_full = len(self._slots) >= max(MAX_SIZE_SLOTS, CAPTURES_OF_EACH * self._max_recordings)
             if is_full and size not in self._slots and not self._forget_one():
                 return TOO_MANY_SIZES
-            self._slots.setdefault(size, SizeSlot(size))
+            self._slots.remember(size)
         return NOT_YET
 
     def _forget_one(self) -> bool:
-        """Forget the size whose latest call is longest ago, of those without a recording or a lasting refusal; return False if there is none."""
-        if any(self.facts.collectives):
-            return False  # ranks count the calls of each size alike, and would not forget the same ones
-        for size, slot in list(self._slots.items()):
-            refusal = slot.refusal  # that of wrong results must outlast all other sizes
-            if slot.replay is None and (refusal is None or refusal.persistence is Persistence.TRANSIENT):
-                self._forgotten_us += slot.recording_us
-                slot.recording_us = 0.0  # another thread may keep a recording of it, and with it the slot
-                del self._slots[size]
-                return True
-        return False
+        """Make room for a size; return False if there is none to be had."""
+        # Ranks count the calls of each size alike, and would not forget the same ones.
+        forgotten = None if any(self.facts.collectives) else self._slots.forget_one()
+        if forgotten is None:
+            return False
+        self._forgotten_us += forgotten.recording_us
+        forgotten.recording_us = 0.0  # another thread may keep a recording of it, and with it the slot
+        return True
 
     def _why_no_more(self) -> str | None:
         most = CAPTURES_OF_EACH * self._max_recordings

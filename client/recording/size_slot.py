@@ -1,8 +1,9 @@
-"""Keeps the state of one size of a callable: its recording or refusal, and the constraints on its next recording."""
+"""Keeps the state of the sizes of a callable: recording or refusal, constraints on the next recording, and which sizes are remembered."""
 
 from __future__ import annotations
 
 import enum
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ FIRST_RETRY = 16
 """Calls of a size that is refused for a transient reason before it is tried again; then twice as many each time."""
 FIRST_MISMATCHES = 2
 """Mismatches of a size after which it is recorded again: a single one may be chance."""
+STALE_CALLS = 4
+"""Calls without a recording, as a multiple of the remembered sizes, after which a size that none of them had is forgotten first."""
 MISMATCH_FACTOR = 4
 """How many times as many further mismatches the next recording takes: each recording costs as much as hundreds of calls."""
 
@@ -140,6 +143,8 @@ class SizeSlot:
     refusal: Refusal | None = None
     calls: int = 0
     """Calls so far that were not replayed; counted where ranks record at the same one."""
+    called_at: int = 0
+    """The number of its latest call that was not replayed, among those of all sizes."""
     shortage: Backoff | None = None
     """When a replay is tried again, in calls; None: the latest one had memory."""
     retries: Backoff = field(default_factory=lambda: Backoff(FIRST_RETRY))
@@ -153,3 +158,44 @@ class SizeSlot:
     def waits_for_memory(self) -> bool:
         """Count a call, and return whether it is to run as KERNELS since replays lacked memory."""
         return self.shortage is not None and not self.shortage.count()
+
+    @property
+    def may_be_forgotten(self) -> bool:
+        """Whether nothing is lost with it: not a recording, nor a refusal that lasts, as that of wrong results must outlast all other sizes."""
+        if self.replay is not None:
+            return False
+        return self.refusal is None or self.refusal.persistence is Persistence.TRANSIENT
+
+
+class SizeSlots(OrderedDict[Size, SizeSlot]):
+    """The sizes of a callable that are remembered, by their latest calls that were not replayed. To be changed by one thread at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+
+    def called(self, size: Size) -> SizeSlot | None:
+        """Note a call that is not replayed; return its slot if the size is remembered."""
+        self._calls += 1
+        if (slot := self.get(size)) is not None:
+            slot.called_at = self._calls
+            self.move_to_end(size)
+        return slot
+
+    def remember(self, size: Size) -> None:
+        """Remember a size that was called just now."""
+        self.setdefault(size, SizeSlot(size, called_at=self._calls))
+
+    def forget_one(self) -> SizeSlot | None:
+        """Forget a size to make room for another, and return its slot; None if none may be forgotten.
+
+        That is the newest one: of sizes that come in turns, more than are remembered, the others then come back and are recorded. If none of the
+        many calls since the oldest one's was replayed, it is the oldest one: the program has gone on to other sizes.
+        """
+        free = [slot for slot in self.values() if slot.may_be_forgotten]
+        if not free:
+            return None
+        is_stale = self._calls - free[0].called_at > STALE_CALLS * len(self)
+        found = free[0] if is_stale else free[-1]
+        del self[found.size]
+        return found

@@ -2,47 +2,81 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import recordings
+from pygraphd.client.recording.size_slot import STALE_CALLS
 from tests.support.recording_case import Case, Operations, add, case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pygraphd.client.recording.size_slot import Size
 
 __all__ = ["case"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("is_recent", [False, True])
-def test_a_size_that_comes_after_many_is_recorded_and_recorded_ones_stay(case: Case, is_recent: bool) -> None:
-    """As a sequence length that stays, after a warm-up of many lengths; the one that was called longest ago is forgotten."""
+@pytest.fixture
+def call(case: Case) -> Callable[..., None]:
+    """Calls of a callable at some sizes, one after the other."""
     run = case.make(lambda operations, inputs: add(operations, inputs[:2]), max_recordings=64)
 
-    def call(size: int) -> None:
-        assert run([case.floats(size), case.floats(2), size])[0].tolist() == [size + 2]
+    def call(*sizes: int) -> None:
+        for size in sizes:
+            assert run([case.floats(size), case.floats(2), size])[0].tolist() == [size + 2]
 
-    for _ in range(3):
-        call(0)
-    for size in range(1, 400):
-        call(size)
-    assert len(run._slots) == 256
-    assert [slot.size for slot in run._recorded()] == [(0,)]
+    call.run = run  # type: ignore[attr-defined]
+    return call
+
+
+def recorded(call: Any) -> list[Size]:
+    return [slot.size for slot in call.run._recorded()]
+
+
+def test_a_size_that_comes_after_many_is_recorded_and_recorded_ones_stay(case: Case, call: Any) -> None:
+    """As a sequence length that stays, after a warm-up of many lengths."""
+    call(0, 0, 0)
+    call(*range(1, 400))
+    assert len(call.run._slots) == 256
+    assert recorded(call) == [(0,)]
     case.report.fallbacks.clear()
-    if is_recent:
-        case.recorder.refuses = "not now"
-        call(145)  # the one that would go next
-        case.recorder.refuses = None
-    for _ in range(5):
-        call(1000)
-    call(0)
+    call(*[1000] * 5, 0)
 
     case.expect(captured=2)
-    assert [slot.size for slot in run._recorded()] == [(1000,), (0,)]
-    assert (((145,) in run._slots), len(run._slots)) == (is_recent, 256)
-    assert case.report.fallbacks == {recordings.NOT_YET: 1} | ({"not now": 1} if is_recent else {})
-    assert run.replays[0].counts.replays == 4
+    assert recorded(call) == [(1000,), (0,)]
+    assert len(call.run._slots) == 256
+    assert case.report.fallbacks == {recordings.NOT_YET: 1}
+    assert call.run.replays[0].counts.replays == 4
+
+
+def test_of_more_sizes_in_turns_than_are_remembered_those_that_are_remembered_are_recorded(
+    case: Case, call: Any
+) -> None:
+    """As lengths of texts in the same order in each epoch."""
+    for _ in range(3):
+        call(*range(300))
+
+    case.expect(captured=recordings.CAPTURES_OF_EACH * 64)
+    assert len(recorded(call)) == 64
+
+
+def test_sizes_that_take_turns_from_now_on_are_recorded_once_the_others_are_long_gone(
+    case: Case, call: Any
+) -> None:
+    call(*range(256))
+    turns = 0
+    while len(recorded(call)) < 3 and turns < 1000:
+        call(1000, 1001, 1002)
+        turns += 1
+
+    assert recorded(call) == [(1000,), (1001,), (1002,)]
+    assert turns == pytest.approx((STALE_CALLS - 1) * 256 / 3, abs=10)
+    case.expect(captured=3)
 
 
 def test_a_size_that_was_refused_for_long_is_remembered(case: Case) -> None:
@@ -74,7 +108,7 @@ def test_what_recording_a_size_took_counts_when_the_size_is_forgotten(case: Case
         run([case.floats(1), case.floats(2), size])
     run._drop(run._slots[1,])
     spent = run.recording_us
-    for size in range(2, 100):
+    for size in range(2, 500):
         run([case.floats(1), case.floats(2), size])
 
     assert (1,) not in run._slots

@@ -15,7 +15,7 @@ from pygraphd.client.common.guard import guarded
 from pygraphd.client.common.report import Report
 from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.decisions.transport import Transport
-from pygraphd.client.recording import recordings
+from pygraphd.client.recording import size_slot
 from pygraphd.client.recording.pipeline import Pipeline
 from pygraphd.client.recording.size_slot import SizeSlot
 from pygraphd.client.recording.verification import Verification
@@ -184,12 +184,12 @@ def test_a_handler_may_call_a_graph_while_its_recordings_change(
 ) -> None:
     run, seen = case.make(add), list[Any]()
 
-    def strike_first(size: Any) -> Any:
-        monkeypatch.setattr(recordings, "SizeSlot", SizeSlot)
+    def strike_first(size: Any, **more: Any) -> Any:
+        monkeypatch.setattr(size_slot, "SizeSlot", SizeSlot)
         strike()
-        return SizeSlot(size)
+        return SizeSlot(size, **more)
 
-    monkeypatch.setattr(recordings, "SizeSlot", strike_first)
+    monkeypatch.setattr(size_slot, "SizeSlot", strike_first)
     before = signal.signal(
         signal.SIGUSR1, lambda *_: seen.append(run([case.floats(3), case.floats(4)])[0].tolist())
     )
