@@ -11,7 +11,7 @@ import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.autotune import trial
-from pygraphd.client.decisions import fingerprint
+from pygraphd.client.decisions import fingerprint, leases
 from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.frontend.devices import Devices
 from pygraphd.client.frontend.runtime import Runtime
@@ -19,6 +19,7 @@ from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
 from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.clock import Clock
+from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +84,19 @@ def compile_once(
     slots[:] = [plan.cudagraphify(slot, {"device_index": 0, "is_backward": backward}) for slot in slots]
     plan.complete(compiled)
     return compiled
+
+
+@pytest.fixture
+def daemon_asked_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A daemon in the folder of `session`; who waits for another process asks it at each call."""
+    monkeypatch.setattr(leases, "FIRST_POLL_S", 0.0)
+    monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
+    home = Home(tmp_path)
+    try:
+        home.start()
+        yield
+    finally:
+        home.close()
 
 
 class Relocating:

@@ -14,7 +14,6 @@ import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
 from pygraphd.client.autotune import partition_trial
-from pygraphd.client.decisions import leases
 from pygraphd.client.decisions.decision_service import DISPUTED
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.runtime import Runtime
@@ -29,6 +28,7 @@ from tests.support.compiled import (
     be_on,
     compile_once,
     compile_pair,
+    daemon_asked_at_once,
     relocating,
     run,
     session,
@@ -40,7 +40,7 @@ from tests.support.daemon_home import Home
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["relocating", "session"]  # fixtures
+__all__ = ["daemon_asked_at_once", "relocating", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
@@ -92,27 +92,19 @@ def test_the_daemon_counts_the_recordings_that_are_saved_where_kernels_are_faste
     assert (counted["hits"], counted["recording_saved_s"]) == (3, 6.0)
 
 
-def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(
-    session: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(leases, "FIRST_POLL_S", 0.0)
-    monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
-    home = Home(tmp_path)
-    try:
-        home.start()
-        first, second = Runtime(session.locations), Runtime(session.locations)
-        boxes = [BoxedDeviceIndex(0), BoxedDeviceIndex(0)]
-        models = [
-            (compile_once(each, 2, backward=False, box=box), compile_once(each, 1, backward=True, box=box))
-            for each, box in zip((first, second), boxes, strict=True)
-        ]
-        run(*models[0], partition_trial.WARM_UP_CALLS + 1)  # the first begins to measure
+@pytest.mark.usefixtures("daemon_asked_at_once")
+def test_of_two_processes_one_measures_and_the_other_takes_up_its_answer(session: Runtime) -> None:
+    first, second = Runtime(session.locations), Runtime(session.locations)
+    boxes = [BoxedDeviceIndex(0), BoxedDeviceIndex(0)]
+    models = [
+        (compile_once(each, 2, backward=False, box=box), compile_once(each, 1, backward=True, box=box))
+        for each, box in zip((first, second), boxes, strict=True)
+    ]
+    run(*models[0], partition_trial.WARM_UP_CALLS + 1)  # the first begins to measure
 
-        waiting = run(*models[1], ENOUGH)
-        run(*models[0], ENOUGH)
-        told = run(*models[1], 5)
-    finally:
-        home.close()
+    waiting = run(*models[1], ENOUGH)
+    run(*models[0], ENOUGH)
+    told = run(*models[1], 5)
 
     assert waiting == [(["kernels"] * 2, ["kernels"])] * ENOUGH
     assert told[-1] == (["relocated"] * 2, ["relocated"])

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 
-from pygraphd.client.decisions import leases
 from pygraphd.client.dispatch import shapes
 from pygraphd.client.dispatch.shapes import ShapeDispatcher
 from pygraphd.client.frontend import settings
@@ -25,16 +24,15 @@ from tests.support.compiled import (
     Relocating,
     be_on,
     compile_once,
+    daemon_asked_at_once,
     relocating,
     session,
 )
-from tests.support.daemon_home import Home
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
-__all__ = ["relocating", "session"]  # fixtures
+__all__ = ["daemon_asked_at_once", "relocating", "session"]  # fixtures
 
 pytestmark = pytest.mark.torch
 
@@ -142,21 +140,15 @@ def test_the_time_budget_counts_calls_as_graphs_by_what_was_measured_here_or_is_
     assert again.saving_us(24, 80.0) == [None, None]
 
 
+@pytest.mark.usefixtures("daemon_asked_at_once")
 def test_a_size_that_another_process_has_measured_meanwhile_saves_what_that_one_found(
-    session: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "FIRST_POLL_S", 0.0)
-    monkeypatch.setattr(leases, "LONGEST_POLL_S", 0.0)
-    home = Home(tmp_path)
-    try:
-        home.start()
-        first, second = Program(session), Program(Runtime(session.locations))
-        first.steps([8] * 6, monkeypatch)  # it has begun to measure
-        second.steps([8] * 6, monkeypatch)  # it waits
-        first.steps([8] * ENOUGH, monkeypatch)
-        told = second.steps([8] * 5, monkeypatch)
-    finally:
-        home.close()
+    first, second = Program(session), Program(Runtime(session.locations))
+    first.steps([8] * 6, monkeypatch)  # it has begun to measure
+    second.steps([8] * 6, monkeypatch)  # it waits
+    first.steps([8] * ENOUGH, monkeypatch)
+    told = second.steps([8] * 5, monkeypatch)
 
     assert told[-1] == (8, *["relocated"] * 2)
     expect(second.session, measured=0, adopted=2)
