@@ -196,15 +196,11 @@ class PartitionTrial:
 
     def _comes_back(self, sizes: tuple[int, ...]) -> bool:
         """Remember the sizes of a call; return whether an earlier call had them. The latest `MAX_SEEN_SIZES` sizes are remembered."""
-        # Another thread is at it: these sizes are remembered at their next call.
-        if not self._changing.acquire(blocking=False):
-            return False
-        try:
-            is_seen = sizes in self._seen_sizes
+        is_seen = sizes in self._seen_sizes
+        # Without a lock, which an interrupt could leave held. Where another thread changes it too, these sizes are remembered at their next call.
+        with contextlib.suppress(RuntimeError):
             self._seen_sizes[sizes] = None
-            return is_seen
-        finally:
-            self._changing.release()
+        return is_seen
 
     def _begin_measuring(self, sizes: tuple[int, ...], inputs: list[Any]) -> None:
         # Nothing would be measured, and a lease would run out unused. Or another thread is at it.

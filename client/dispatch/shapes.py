@@ -207,6 +207,9 @@ class ShapeDispatcher:
         if reason is NOT_OFTEN_ENOUGH and (rank := self._ranks.get(sizes)) is not None:
             reason = self._why_known_waits(sizes, rank)
         known = self._recalled(sizes, reason)
+        if known is None and reason is None and self._is_known_as_kernels(sizes):
+            del self._ranks[sizes]  # its entry is not used any more, so that it is a size as any other
+            reason = NOT_OFTEN_ENOUGH
         return (self._set_up(sizes, known) if known or reason is None else None), reason
 
     def _why_not_decide(self, sizes: Sizes) -> str | None:

@@ -32,6 +32,8 @@ COUNTING_SHARE = 0.01
 """Largest share of the time that such counts take."""
 MOST_ASKED = 16
 """Sizes still to be recorded up to which each question asks them all."""
+ASKED_EVERY_S = 0.005
+"""Seconds for which the answer holds that the budget is spent: each call of a size that waits asks."""
 
 
 class KernelsTime:
@@ -87,6 +89,10 @@ class Account:
         return max(self._counted - before, 0) * max(saving_us, 0.0) / 1e6
 
 
+def _live(accounts: set[weakref.ref[Account]]) -> list[Account]:
+    return [account for each in list(accounts) if (account := each()) is not None]
+
+
 class TimeBudget:
     """The time budget of a process. An account goes when nobody else holds it, and its charge with it."""
 
@@ -97,15 +103,22 @@ class TimeBudget:
         self._recorded_s, self._recorded = 0.0, 0
         self._paid_at_s = clock()
         self._count_at_s = self._paid_at_s
-        self._accounts = weakref.WeakSet[Account]()
-        self._expected = weakref.WeakSet[Account]()
+        self._spent_until_s = self._paid_at_s
+        # No `WeakSet`, of which a handler that sets up a size would end an iteration.
+        self._accounts = set[weakref.ref[Account]]()
+        self._expected = set[weakref.ref[Account]]()
         # Reentrant: a signal handler may call a graph.
         self._changing = threading.RLock()
 
     def is_spent(self) -> bool:
         """Return whether a further size has to wait. While no recording was timed, it also waits for one that is expected."""
-        debt_s = self._debt_s()
-        return debt_s > ALLOWANCE_S or (not self._recorded and len(self._expected) > 0)
+        now_s = self._clock()
+        if now_s < self._spent_until_s:
+            return True
+        is_spent = self._debt_s() > ALLOWANCE_S or (not self._recorded and bool(_live(self._expected)))
+        if is_spent:
+            self._spent_until_s = now_s + ASKED_EVERY_S
+        return is_spent
 
     def setups_now(self) -> int:
         """Return how many sizes may be set up before the budget is spent."""
@@ -115,19 +128,20 @@ class TimeBudget:
     def open(self, account: Account, *, is_recorded: bool, is_free: bool = False) -> None:
         """Charge a size that is set up, if it is to be recorded and not free, and count from now on what it saves."""
         with self._changing:
-            self._accounts.add(account)
+            self._accounts.add(weakref.ref(account, self._accounts.discard))
             account.is_free = is_free
             if is_recorded and not is_free:
                 account.charged_s = self._each_s
-                self._expected.add(account)
+                self._expected.add(weakref.ref(account, self._expected.discard))
 
     def close(self, account: Account) -> None:
         """Count a size for the last time, and take back its charge."""
         with self._changing:
             saved_s = self._count([account], saved=True)
-            self._accounts.discard(account)
-            self._expected.discard(account)
+            self._accounts.discard(weakref.ref(account))
+            self._expected.discard(weakref.ref(account))
             self._pay(saved_s)
+            self._spent_until_s = self._paid_at_s
 
     @property
     def _each_s(self) -> float:
@@ -140,13 +154,13 @@ class TimeBudget:
             paid_s, self._paid_at_s = SHARE * (now_s - self._paid_at_s), now_s
             if now_s >= self._count_at_s:
                 began_s = time.perf_counter()
-                paid_s += self._count(list(self._accounts), saved=True)
+                paid_s += self._count(_live(self._accounts), saved=True)
                 took_s = time.perf_counter() - began_s
                 self._count_at_s = now_s + max(SAVED_EVERY_S, took_s / COUNTING_SHARE)
             elif len(self._expected) <= MOST_ASKED:
-                self._count(list(self._expected))
+                self._count(_live(self._expected))
             self._pay(paid_s)
-            return self._owed_s + sum(each.charged_s for each in list(self._expected))
+            return self._owed_s + sum(each.charged_s for each in _live(self._expected))
 
     def _count(self, accounts: Iterable[Account], *, saved: bool = False) -> float:
         """Note the recordings of some sizes; return the seconds that they saved, if that is asked for."""
@@ -156,13 +170,13 @@ class TimeBudget:
                 recorded_s = account.recorded_s()
                 saved_s += account.saved_s() if saved else 0.0
             except Exception:  # noqa: BLE001 - whatever it is: one size must not keep all others from being recorded
-                self._accounts.discard(account)
-                self._expected.discard(account)
+                self._accounts.discard(weakref.ref(account))
+                self._expected.discard(weakref.ref(account))
                 continue
             if recorded_s:
                 owed_s = 0.0 if account.is_free else max(recorded_s - account.prepaid_s, 0.0)
                 self._owed_s += owed_s
-                self._expected.discard(account)
+                self._expected.discard(weakref.ref(account))
                 account.is_free, account.charged_s, account.prepaid_s = False, 0.0, 0.0
                 self._recorded_s += recorded_s
                 self._recorded += 1
@@ -176,7 +190,7 @@ class TimeBudget:
         before_s = self._owed_s
         self._owed_s = max(before_s - paid_s, 0.0)
         left_s = paid_s - before_s
-        for account in list(self._expected):
+        for account in _live(self._expected) if left_s > 0 else ():
             if left_s <= 0:
                 break
             part_s = min(left_s, account.charged_s)
@@ -184,4 +198,4 @@ class TimeBudget:
             account.charged_s -= part_s
             account.prepaid_s += part_s
             if not account.charged_s:
-                self._expected.discard(account)
+                self._expected.discard(weakref.ref(account))

@@ -192,10 +192,10 @@ class SizeSlots(OrderedDict[Size, SizeSlot]):
         That is the newest one: of sizes that come in turns, more than are remembered, the others then come back and are recorded. If none of the
         many calls since the oldest one's was replayed, it is the oldest one: the program has gone on to other sizes.
         """
-        free = [slot for slot in self.values() if slot.may_be_forgotten]
-        if not free:
+        slots = list(self.values())  # a signal handler may call the graph meanwhile
+        oldest = next((slot for slot in slots if slot.may_be_forgotten), None)
+        if oldest is None:
             return None
-        is_stale = self._calls - free[0].called_at > STALE_CALLS * len(self)
-        found = free[0] if is_stale else free[-1]
-        del self[found.size]
-        return found
+        is_stale = self._calls - oldest.called_at > STALE_CALLS * len(slots)
+        found = oldest if is_stale else next(slot for slot in reversed(slots) if slot.may_be_forgotten)
+        return self.pop(found.size, None)

@@ -31,6 +31,8 @@ class SharedScratch:
         self._replays: set[weakref.ref[Replay]] = set()
         self.bytes = 0
         """Bytes of scratch that a call allocates: what the largest of the recordings needs."""
+        self._told: int | None = 0
+        """What all recordings have been told; None: an interrupt, or a call under way, has kept some from that."""
 
     def add(self, replay: Replay) -> None:
         """Let a recording take part, unless its scratch is in pieces. It waits for calls of the others that are under way."""
@@ -47,7 +49,7 @@ class SharedScratch:
 
     def settle(self, new: Replay | None = None) -> None:
         """Tell the recordings that are left if the largest one is another than before, and a `new` one in any case."""
-        told, late = self.bytes, [] if new is None else [new]
+        told, late = self._told, [] if new is None else [new]
         while True:
             with self._lock:
                 live = self._live()
@@ -58,8 +60,9 @@ class SharedScratch:
             if not late:
                 return
             # Not with the lock: a call that is waited for may be interrupted by a handler that adds a recording.
-            for each in late:
-                _tell(each, size)
+            self._told = None
+            are_told = [_tell(each, size) for each in late]
+            self._told = size if all(are_told) else None
             told, late = size, []
 
     @property
@@ -90,7 +93,9 @@ class SharedScratch:
         return [replay for _, replay in found if replay is not None]
 
 
-def _tell(replay: Replay, size: int) -> None:
-    # A handler or a finalizer may come within a call of the recording, which goes on with what it has allocated. The next change tells it.
-    if not replay.counts.is_held_here():
-        replay.allocate_scratch(max(size, replay.scratch_bytes))
+def _tell(replay: Replay, size: int) -> bool:
+    # A handler or a finalizer may come within a call of the recording, which goes on with what it has allocated. It is told later.
+    if replay.counts.is_held_here():
+        return False
+    replay.allocate_scratch(max(size, replay.scratch_bytes))
+    return True

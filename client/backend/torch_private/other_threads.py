@@ -38,7 +38,9 @@ class _Gate:
     @contextlib.contextmanager
     def closed(self) -> Iterator[None]:
         """Close the gate for all threads but this one, once the waits that are beyond it have ended."""
-        before, mine = self._capturing, threading.get_ident()
+        mine = threading.get_ident()
+        # Captures are made one at a time: what another thread has left there is that of an interrupted one.
+        before = mine if self._capturing == mine else None
         try:
             self._capturing = mine
             last = time.monotonic() + LONGEST_S

@@ -174,7 +174,9 @@ def test_an_interrupt_leaves_the_gate_as_it_was(monkeypatch: pytest.MonkeyPatch,
                 raise
             finally:
                 sys.settrace(None)
-        assert (gate._capturing, gate._waiting) == (-1, {stranger: -1}), interrupted_at
+        # What an interrupted capture of another thread has left is gone then.
+        assert gate._capturing == (-1 if name == "wait" else None), interrupted_at
+        assert gate._waiting == {stranger: -1}
 
     assert raised >= 4
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 import weakref
@@ -216,6 +217,26 @@ def test_a_recording_that_another_thread_adds_while_the_others_are_told_is_allow
     shared.remove(large)  # type: ignore[arg-type]
 
     assert ([each.allocates for each in (small, *made)], shared.bytes) == ([3, 3], 3)
+
+
+@pytest.mark.parametrize("how", ["interrupted", "within a call"])
+def test_recordings_that_could_not_be_told_are_told_later(how: str) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    shared, small, large = SharedScratch(), Told(20), Told(100)
+    shared.add(small)  # type: ignore[arg-type]
+    if how == "interrupted":
+        small.between = interrupt
+    else:
+        small.counts.is_held_here = lambda: True
+    with contextlib.suppress(KeyboardInterrupt):
+        shared.add(large)  # type: ignore[arg-type]
+    small.between, small.counts.is_held_here = (lambda: None), lambda: False
+    assert small.allocates == 20
+    shared.settle()
+
+    assert (small.allocates, large.allocates) == (100, 100)
 
 
 def test_threads_that_add_and_remove_recordings_leave_what_the_largest_needs() -> None:
