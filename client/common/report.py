@@ -91,7 +91,7 @@ class Report:
             self._memory_requested = max(self._memory_requested, size)
 
     def note_nodes(self, more: int) -> None:
-        """Add to the number of nodes in the current recordings."""
+        """Add to the number of nodes in recordings. Those of a model that is gone stay: a program's models mostly go before its summary is written."""
         with self._lock:
             self._nodes_in_graphs += more
 

@@ -170,7 +170,7 @@ class ShapeDispatcher:
         before, self._latest = self._latest, sizes
         if sizes in self._runs:
             self._used[sizes] = self._ticks
-        if before in self._measured:
+        if self._measured and before in self._measured:  # empty in steady state
             self._interrupt(before)
 
     def _interrupt(self, sizes: Sizes) -> None:

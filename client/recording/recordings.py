@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +90,14 @@ class Recordings:
         `note_failed_check` is called with the size of a recording that fails a check, and the reason. Recordings of one graph share `scratch`.
         """
         self._check = ResultCheck(run_kernels, recorder, report, facts, recheck_s)
-        self._note_failed_check, self._scratch = note_failed_check, scratch or SharedScratch()
-        self._run_kernels, self._max_recordings = run_kernels, max_recordings
+        self._note_failed_check = note_failed_check
+        self._scratch = scratch or SharedScratch()
+        self._max_recordings = max_recordings
+        self._run_kernels = run_kernels
         self.facts = facts
         """The facts that the analysis of the graph found."""
-        self._recorder, self._report = recorder, report
+        self._recorder = recorder
+        self._report = report
         self._pipeline = Pipeline(run_kernels, recorder, report, facts)
         self._slots = SizeSlots()
         self._fused: dict[Size, Fused] = {}
@@ -104,7 +106,8 @@ class Recordings:
         """Indices of the integers among the inputs: the same at each call, and found at the first."""
         self._conditions = CallConditions(facts)
         self._is_called = self._is_closed = False
-        self._pid, self._postponed, self._forgotten_us = os.getpid(), 0, 0.0
+        self._postponed = 0
+        self._forgotten_us = 0.0
         self._recording = threading.Lock()
         self._changing = threading.RLock()
         """Guards `_slots` and their recordings; held only while they change. A signal handler may call a graph meanwhile."""
@@ -441,12 +444,6 @@ class Recordings:
             self._is_closed = True
         for slot in self._recorded():
             self._drop(slot)
-
-    def __del__(self) -> None:
-        # The recordings go with it. The lock of the report is held for moments, and never by a call; in a forked child it may be for ever.
-        with contextlib.suppress(Exception):
-            if self._pid == os.getpid() and (nodes := sum(slot.nodes for slot in self._slots.values())):
-                self._report.note_nodes(-nodes)
 
     # --- state ---
 

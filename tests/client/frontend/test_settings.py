@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pygraphd.cli import summary_files
 from pygraphd.client.decisions.trust import Trust
 from pygraphd.client.dispatch.shapes import Bounds
 from pygraphd.client.frontend import settings
@@ -149,3 +150,8 @@ def test_a_bound_of_memory_that_is_not_understood_is_none() -> None:
     said = "PYGRAPH_MEMORY: 'half' is no size: give bytes, or 256MB, 1GiB; 0 for no limit"
 
     assert settings.read({MEMORY: "half"}) == Options(misread=(said,))
+
+
+def test_the_command_run_takes_read_only_as_programs_do() -> None:
+    """It cannot import these settings, which would import torch."""
+    assert summary_files._ON == settings._ON

@@ -139,7 +139,7 @@ def test_without_its_largest_size_a_graph_allocates_less(case: Case, how: str) -
     elif how == "dropped":
         large._drop(large._slots[(16 * LEAST,)])
     else:
-        case._made.remove(large)
+        case.forget(large)
         del run, large
         gc.collect()
         kept[0].counts.next_check = 0  # as at every 256th call
