@@ -39,7 +39,6 @@ WARM_UP = 40
 STEPS = 60
 BLOCK = 10
 """Steps that are taken again together, if the conditions ask for it."""
-_COMPILER_S = 60.0
 _BUSY_CYCLES = 60_000_000
 """About 30 ms: longer than the host takes to issue any of these steps, so that the GPU never waits for it."""
 
@@ -230,7 +229,7 @@ def prepare(workload_name: str, way: str, conditions: Conditions) -> Program:
     wake(device)
     conditions.before_compiling()
     regions = Regions(way)
-    # Without the helper nothing is recorded, so that it is waited for before the first call.
+    # Without the helper nothing is recorded.
     have_helper()
     regions.install()
     step = Step(case, device, Compile.REDUCE_OVERHEAD)
@@ -272,11 +271,9 @@ def as_json(samples: Sequence[float]) -> dict[str, float] | None:
 
 
 def have_helper() -> None:
-    """Wait for PyGraph's compiled helper; raises BenchmarkError if it cannot be compiled."""
+    """Have PyGraph's compiled helper; raises BenchmarkError if it cannot be compiled."""
     if reason := helper.prepare(locate().cache):
         raise BenchmarkError(f"no compiled helper: {reason}")
-    if not helper.wait(_COMPILER_S):
-        raise BenchmarkError(f"no compiled helper: {helper.reason or 'the C compiler did not end'}")
 
 
 def main(arguments: list[str], conditions: Conditions | None = None) -> int:

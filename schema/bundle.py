@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import itertools
 import json
 import os
 import time
@@ -152,16 +151,6 @@ def _lock(path: Path) -> Iterator[Callable[[], bool]]:
     finally:
         if descriptor is not None:
             os.close(descriptor)
-
-
-def listed(folder: Path, most: int) -> frozenset[str] | None:
-    """Return the keys of the files in a folder, none if there is no folder; None if there are more than `most`. Raises OSError."""
-    try:
-        with os.scandir(folder) as files:
-            names = [file.name for file in itertools.islice(files, most + 1)]
-    except (FileNotFoundError, NotADirectoryError):
-        return frozenset()
-    return None if len(names) > most else frozenset(name.removesuffix(_SUFFIX) for name in names)
 
 
 def _keys(folder: Path) -> frozenset[str]:

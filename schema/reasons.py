@@ -74,7 +74,6 @@ class ReasonCode(enum.StrEnum):
     # --- why no GRAPH could be recorded ---
     CANNOT_BE_RECORDED = "cannot_be_recorded", "it cannot be recorded: {}"
     CANNOT_CAPTURE_NOW = "cannot_capture_now", "nothing can be captured now: {}"
-    NO_HELPER = "no_helper", "it cannot be recorded without the compiled helper: {}"
     NO_MEMORY_TO_RECORD = "no_memory_to_record", "not enough memory to record it: {}"
     GPU_WAITS = "gpu_waits", "it could not be recorded: {}"
     RESULTS_NAN = "results_nan", "it could not be verified: {}"

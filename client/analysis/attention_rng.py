@@ -59,16 +59,10 @@ def _unwritten(attention: _Attention, arguments: str) -> frozenset[int]:
 
 
 def _drops(arguments: list[str], position: int) -> bool:
-    return _dropout(arguments, position) not in {"0.0", "0"}
-
-
-def _dropout(arguments: list[str], position: int) -> str:
-    for argument in arguments:
-        if named := _NAMED_DROPOUT.fullmatch(argument):
-            return named[1]
+    named = [found[1] for argument in arguments if (found := _NAMED_DROPOUT.fullmatch(argument))]
     positional = [argument for argument in arguments if " = " not in argument]
     # An argument with the schema's default is not printed; for dropout that is 0.
-    return positional[position] if position < len(positional) else "0.0"
+    return next(iter(named or positional[position:]), "0.0") not in {"0.0", "0"}
 
 
 # --- values on the CPU or on the GPU ----------------------------------------------------------------------------

@@ -6,12 +6,8 @@ A call that finds the GPU idle has a longer span: it includes the host time unti
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pygraphd.schema.messages import Deployment
-
-if TYPE_CHECKING:
-    from pygraphd.schema.messages import Entry, Measurement
+from pygraphd.schema.messages import Deployment, Entry, Measurement
 
 MAX_COST_DIFFERENCE = 0.2
 """The largest difference that agrees with the stated cost, as a share of that cost."""
@@ -45,11 +41,6 @@ class Cost:
     def _is_shorter(self, seen: Measurement) -> bool:
         least = 1 - MAX_COST_DIFFERENCE
         return seen.host_us < least * self.host_us and seen.span_us < least * self.span_us
-
-
-def of_measurement(measurement: Measurement) -> Cost:
-    """Return the cost of a call in the deployment that was measured."""
-    return Cost(measurement.host_us, measurement.span_us)
 
 
 def of_entry(entry: Entry) -> Cost | None:

@@ -12,18 +12,18 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.autotune.trial import Trial, is_graph_coming, sizes_of
+from pygraphd.client.autotune.trial import Trial, sizes_of
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import IN_A_CAPTURE, PROFILED
 from pygraphd.client.common import log
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.decision_service import Outcome
-from pygraphd.client.decisions.leases import LeaseState
+from pygraphd.client.decisions.decision_service import DecisionService, Outcome
+from pygraphd.client.decisions.leases import LeaseState, PendingGraph
 from pygraphd.client.decisions.ranks.consensus import ALONE, RankRole
 from pygraphd.schema import policy
-from pygraphd.schema.messages import Deployment, Entry
+from pygraphd.schema.messages import Decision, Deployment, Entry
 from pygraphd.schema.policy import decide
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     from pygraphd.client.autotune.candidates import Candidates
     from pygraphd.client.backend.torch_private import Runnable
-    from pygraphd.client.decisions.decision_service import DecisionService
-    from pygraphd.client.decisions.leases import PendingGraph
-    from pygraphd.schema.messages import Decision
 
 
 class State(enum.Enum):
@@ -105,6 +102,8 @@ class PartitionTrial:
         self._warm_up_calls = max(warm_up_calls, WARM_UP_CALLS)
         self._call: Runnable = self._warm_up
         self._trial: Trial | None = None
+        self._replayed = -1
+        """The number of replays when the trial began: if there were no more since, its calls as GRAPH ran as KERNELS."""
         self._waited = 0
         self._sizes: tuple[int, ...] = ()
         self._seen_sizes = BoundedLRU[tuple[int, ...], None](MAX_SEEN_SIZES)
@@ -186,13 +185,13 @@ class PartitionTrial:
         self.pending.calls += 1
         sizes = sizes_of(inputs)
         is_due = self._comes_back(sizes) and self.pending.calls > self._warm_up_calls
-        if is_due and not self._guarded(self._is_graph_coming):
+        if is_due and not self._guarded(self._is_awaited):
             self._begin_measuring(sizes, inputs)
         return self._run_kernels(inputs)
 
-    def _is_graph_coming(self) -> bool:
+    def _is_awaited(self) -> bool:
         candidates = self._candidates
-        return candidates is not None and is_graph_coming(candidates, self._decisions.report)
+        return candidates is not None and candidates.recordings.is_awaited
 
     def _comes_back(self, sizes: tuple[int, ...]) -> bool:
         """Remember the sizes of a call; return whether an earlier call had them. The latest `MAX_SEEN_SIZES` sizes are remembered."""
@@ -238,6 +237,7 @@ class PartitionTrial:
     def _begin_trial(self, candidates: Candidates, sizes: tuple[int, ...]) -> None:
         # The trial first: no sample of an earlier one is taken for one of these sizes.
         self._trial = Trial(candidates, self._guarded)
+        self._replayed = candidates.recordings.replayed
         self._sizes, self._others = sizes, 0
         self._seen_sizes = BoundedLRU(MAX_SEEN_SIZES)  # another thread may be changing the one before
 
@@ -342,10 +342,11 @@ class PartitionTrial:
     def _judge(self, trial: Trial) -> Outcome:
         candidates = self._candidates
         assert candidates is not None
-        # A GRAPH may have come to refuse since it was measured.
+        # A GRAPH may have come to refuse since it was measured. Or this size is refused, and another one has a recording.
         reason = candidates.recordings.why_refused
+        is_graph = reason is None and candidates.recordings.replayed > self._replayed
         measurements = tuple(
-            each for each in trial.measurements() if each.deployment is Deployment.KERNELS or reason is None
+            each for each in trial.measurements() if each.deployment is Deployment.KERNELS or is_graph
         )
         decision = decide(measurements)
         if not (decision.final or rules.is_noisy(decision)):

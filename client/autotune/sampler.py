@@ -111,35 +111,29 @@ class Sampler:
         """Return one measurement for each deployment that has known samples."""
         known = [sample for sample in self._samples if sample.is_known()]
         by_deployment = {one: [each for each in known if each.deployment is one] for one in Deployment}
-        found = [(samples, _intervals_us(samples)) for samples in by_deployment.values() if samples]
-        # All or none, since the policy compares them.
-        if all(_are_enough(intervals_us, samples) for samples, intervals_us in found):
+        found = [
+            (samples, [interval_us for each in samples if (interval_us := each.interval_us()) is not None])
+            for samples in by_deployment.values()
+            if samples
+        ]
+        # A median says something of half as many intervals as there are samples, or as the policy asks for. All or none, since it compares them.
+        if all(2 * len(intervals) >= min(len(samples), policy.MIN_SAMPLES) for samples, intervals in found):
             return tuple(summarize(samples, intervals_us) for samples, intervals_us in found)
         return tuple(_without_intervals(samples) for samples, _ in found)
 
 
-def _intervals_us(samples: Sequence[Sample]) -> list[float]:
-    """Return the intervals of those samples that have one."""
-    return [interval_us for sample in samples if (interval_us := sample.interval_us()) is not None]
-
-
-def _are_enough(intervals_us: Sequence[float], samples: Sequence[Sample]) -> bool:
-    """Return whether a median of these intervals says something: at least half as many as there are samples, or as the policy asks for."""
-    return 2 * len(intervals_us) >= min(len(samples), policy.MIN_SAMPLES)
-
-
 def _without_intervals(samples: Sequence[Sample]) -> Measurement:
-    """Return the measurement of samples with too few intervals: host time and span, and a bound for the interval.
+    """Return the measurement of samples with too few intervals: for them stands their lower bound, the longer one of host time and span.
 
-    An interval is no shorter than host time or span. The spread says that no more is known of it. So where the policy needs the interval, it
-    finds KERNELS, provisionally: the trial takes further samples, which may have intervals, and another program measures again.
+    The spread says that no more is known. So where the policy needs the interval, it finds KERNELS, provisionally: the trial takes further
+    samples, and another program measures again.
     """
     measured = summarize(samples, [max(sample.host_us, sample.span_us()) for sample in samples])
     return replace(measured, mad_us=measured.median_us)
 
 
 def summarize(samples: Sequence[Sample], intervals_us: Sequence[float]) -> Measurement:
-    """Return the measurement of one or more known samples of one deployment, with the intervals that some of them have."""
+    """Return the measurement of known samples of one deployment, with the intervals that some of them have."""
     interval_us, interval_mad_us = _median(intervals_us)
     # The policy takes it for that of as many intervals as samples: fewer tell less.
     interval_mad_us *= math.sqrt(len(samples) / len(intervals_us))
@@ -153,6 +147,6 @@ def summarize(samples: Sequence[Sample], intervals_us: Sequence[float]) -> Measu
 
 
 def _median(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median of some values and their median absolute deviation from it."""
+    """Return the median of some values and the median absolute deviation from it."""
     median = statistics.median(values)
     return median, statistics.median(abs(value - median) for value in values)

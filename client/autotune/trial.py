@@ -14,15 +14,13 @@ import torch
 from pygraphd.client.autotune.sampler import Sampler
 from pygraphd.client.decisions import rules
 from pygraphd.schema import policy
-from pygraphd.schema.messages import Deployment
+from pygraphd.schema.messages import Deployment, Measurement
 from pygraphd.schema.policy import decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pygraphd.client.autotune.candidates import Candidates
-    from pygraphd.client.common.report import Report
-    from pygraphd.schema.messages import Measurement
 
 SAMPLES = policy.MIN_SAMPLES
 """Samples of each deployment in a cycle."""
@@ -180,10 +178,3 @@ class Trial:
 def sizes_of(inputs: list[Any]) -> tuple[int, ...]:
     """Return the integer inputs of a call, which are its dynamic sizes."""
     return tuple([value for value in inputs if type(value) is int])
-
-
-def is_graph_coming(candidates: Candidates, report: Report) -> bool:
-    """Return whether a GRAPH has to wait: for other ranks, or for the helper, which is imported only where something may be recorded."""
-    from pygraphd.client.replay.native.ffi import helper
-
-    return helper.is_coming(report.count_failure) or candidates.recordings.is_awaited

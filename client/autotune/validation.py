@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.autotune.trial import Trial, is_graph_coming, sizes_of
+from pygraphd.client.autotune.trial import Trial, sizes_of
 from pygraphd.client.backend import torch_private
 from pygraphd.client.common.guard import guarded
 from pygraphd.schema.messages import Deployment
@@ -82,9 +82,8 @@ class Validation:
         return self._trial.call(inputs)
 
     def _is_no_graph(self, inputs: list[Any]) -> bool:
-        candidates = self._candidates
-        is_coming = is_graph_coming(candidates, self._decisions.report)
-        return is_coming or candidates.recordings.why_not(inputs) is not None
+        recordings = self._candidates.recordings
+        return recordings.is_awaited or recordings.why_not(inputs) is not None
 
     def _judge(self) -> None:
         """Compare the samples with the cost; a difference counts only if a second trial confirms it."""

@@ -20,9 +20,8 @@ class AllocatorCounts:
     most_allocated: int
     """The peak. The program may have set it back, as that of `most_reserved`."""
     most_reserved: int
-    allocated_so_far: int
-    """The sum over all allocations since the process began."""
     freed_so_far: int
+    """The sum since the process began."""
 
 
 def allocator_counts(device: torch.device | int) -> AllocatorCounts:
@@ -30,13 +29,12 @@ def allocator_counts(device: torch.device | int) -> AllocatorCounts:
     found = torch.cuda.memory_stats_as_nested_dict(device)
     # torch answers so before CUDA is initialised, and does not initialise it for the question.
     if not found:
-        return AllocatorCounts(0, 0, 0, 0, 0, 0)
+        return AllocatorCounts(0, 0, 0, 0, 0)
     allocated, reserved = (found[name]["all"] for name in ("allocated_bytes", "reserved_bytes"))
     return AllocatorCounts(
         allocated["current"],
         reserved["current"],
         allocated["peak"],
         reserved["peak"],
-        allocated["allocated"],
         allocated["freed"],
     )

@@ -202,7 +202,6 @@ class Driver:
         self.launch_address: int | None = _address_of(self._launch)
         """The address of cuGraphLaunch, an int (*)(executable, stream); None: only `launch` may call it."""
         self.kernel_launch_address = _address_of(self._calls["cuLaunchKernel"])
-        """The address of cuLaunchKernel."""
         self.capture_address = _address_of(self._calls["cuStreamIsCapturing"])
         """The address of cuStreamIsCapturing, an int (*)(stream, status)."""
         self._write_words = self._calls["cuStreamBatchMemOp_v2"]
@@ -387,15 +386,12 @@ class Driver:
         if key not in self._sizes:
             if len(self._sizes) >= MAX_KERNELS:
                 self._sizes.clear()
-            self._sizes[key] = tuple(self._each_parameter_size(call, handle))
+            offset, size, sizes = c_size_t(), c_size_t(), list[int]()
+            # No call counts parameters: the first index out of range is an error.
+            while self._calls[call](handle, len(sizes), byref(offset), byref(size)) == 0:
+                sizes.append(size.value)
+            self._sizes[key] = tuple(sizes)
         return self._sizes[key]
-
-    def _each_parameter_size(self, call: str, handle: int) -> list[int]:
-        offset, size, sizes = c_size_t(), c_size_t(), list[int]()
-        # No call counts parameters: the first index out of range is an error.
-        while self._calls[call](handle, len(sizes), byref(offset), byref(size)) == 0:
-            sizes.append(size.value)
-        return sizes
 
     def kernel_name(self, params: KernelNodeParams) -> str:
         """Return a kernel's mangled name."""

@@ -51,6 +51,24 @@ WITH_HOST_CODE = frozenset(
 )  # fmt: skip
 """Operators of PyTorch that act on the host at each call: they print, or change a tensor's storage."""
 
+WITH_LIBRARY_STATE = frozenset(
+    {
+        # cuFFT compiles kernels for a plan. PyTorch drops the plan, and with it the kernels, as its cache is cleared or full.
+        "aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c",
+        # MAGMA ends the process where it cannot allocate, as in a capture. cuSOLVER fails in later calls, too, after it has failed in a capture.
+        "aten::_cholesky_solve_helper", "aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_eigvals", "aten::_linalg_slogdet",
+        "aten::_linalg_solve_ex", "aten::_linalg_svd", "aten::cholesky", "aten::cholesky_inverse", "aten::cholesky_solve", "aten::geqrf",
+        "aten::linalg_cholesky_ex", "aten::linalg_eig", "aten::linalg_eigvals", "aten::linalg_householder_product", "aten::linalg_inv_ex",
+        "aten::linalg_ldl_factor_ex", "aten::linalg_ldl_solve", "aten::linalg_lstsq", "aten::linalg_lu", "aten::linalg_lu_factor_ex",
+        "aten::linalg_lu_solve", "aten::linalg_matrix_exp", "aten::linalg_pinv", "aten::linalg_qr", "aten::linalg_solve_triangular",
+        "aten::ormqr", "aten::triangular_solve",
+        # It reads on the host whether a decomposition has failed, and raises an error.
+        "aten::_linalg_check_errors",
+    }
+)  # fmt: skip
+"""Operators of PyTorch that call a library whose state a recording does not hold, or that a capture damages. They run at each call in
+every mode, unless the user vouches for one in full."""
+
 STREAMS = "streams"
 """The namespace of PyTorch's operators that act on streams and events of the program, which are not those of a capture or a replay."""
 
@@ -62,11 +80,11 @@ PURE_HIGHER_ORDER = frozenset(
         "associative_scan", "auto_functionalized", "auto_functionalized_v2", "control_deps", "flex_attention", "flex_attention_backward",
         "foreach_map", "graphsafe_run_with_rng_state", "hints_wrapper", "inline_asm_elementwise", "invoke_quant", "invoke_quant_packed",
         "invoke_subgraph", "local_map_hop", "map_impl", "out_dtype", "strict_mode", "tag_activation_checkpoint",
-        "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation", "wrap", "wrap_activation_checkpoint", "wrap_with_autocast",
-        "wrap_with_set_grad_enabled",
+        "triton_kernel_wrapper_functional", "triton_kernel_wrapper_mutation", "with_effects", "wrap", "wrap_activation_checkpoint",
+        "wrap_with_autocast", "wrap_with_set_grad_enabled",
     }
 )  # fmt: skip
-"""Operators that take functions and run only these on the host; the functions are printed with the graph.
+"""Operators that take functions or an operator and run only these on the host; they are printed with the graph.
 
 `cond` and `while_loop` are not among them: they read a condition on the host."""
 
@@ -94,6 +112,11 @@ def not_vouched(operators: Iterable[str], by_user: Iterable[str] = ()) -> tuple[
     """Return the operators that neither this list nor the user vouches for, sorted; each is a `namespace::operator`."""
     vouched = OF_PYTORCH | OF_OTHERS | {*by_user}
     return tuple(sorted({each for each in operators if not _is_vouched(each, vouched)}))
+
+
+def with_library_state(operators: Iterable[str], by_user: Iterable[str] = ()) -> frozenset[str]:
+    """Return those of the operators that are in `WITH_LIBRARY_STATE`, and that the user does not vouch for."""
+    return WITH_LIBRARY_STATE.intersection(operators).difference(by_user)
 
 
 def _is_vouched(operator: str, vouched: frozenset[str]) -> bool:

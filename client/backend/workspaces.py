@@ -58,10 +58,7 @@ class Workspaces:
 
 
 def _freed_bytes() -> dict[int, int]:
-    """Return how many bytes PyTorch's allocator has freed so far, by device: they grow where a workspace is freed.
-
-    Devices on which it has no memory are left out, since no workspace lies there.
-    """
+    """Return how many bytes PyTorch's allocator has freed so far, by device. Where it has no memory, there is no workspace to be freed."""
     every = {each: allocator_counts(each) for each in range(torch.cuda.device_count())}
     return {device: counts.freed_so_far for device, counts in every.items() if counts.reserved}
 

@@ -62,9 +62,7 @@ def print_from(level: str) -> None:
 def say(text: str, *, is_logged: bool = False) -> None:
     """Write one line to standard error, or nothing if that is closed, full, broken or busy. Raises nothing.
 
-    A text that `is_logged` as well is not written twice.
-
-    Bytes that Python buffers and cannot write change the exit code of the program, so the line bypasses the stream's buffer.
+    A text that `is_logged` as well is not written twice. Bytes that Python buffers and cannot write change the exit code of the program, so the line bypasses the stream's buffer.
     A stream that the program has put in place of standard error is written to as usual.
     """
     if is_logged and any(isinstance(each, _Lines) for each in _logger.handlers):

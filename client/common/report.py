@@ -11,19 +11,17 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from pygraphd.client.common import log, summary_file
-from pygraphd.schema.keys import sized_digest
-from pygraphd.schema.messages import MAX_COUNT, Deployment
+from pygraphd.schema.keys import Environment, sized_digest
+from pygraphd.schema.messages import MAX_COUNT, Decision, Deployment, Graph, Measurement
 from pygraphd.schema.policy import reason_text
 from pygraphd.schema.summary import SUMMARY_VERSION, Deployed, Memory, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pygraphd.schema.keys import Environment
-    from pygraphd.schema.messages import Decision, Graph, Measurement
     from pygraphd.schema.reasons import Reason
 
 SUMMARY_VARIABLE = "PYGRAPH_SUMMARY"
@@ -32,6 +30,9 @@ MAX_DECISIONS = 10_000
 OTHERS = "others"
 MAX_REASONS = 200
 """Distinct reasons that are counted apart, as they name lines of the user's code; further ones are counted together."""
+Noted = Literal["left_to_torch", "left_on_cpu", "graph_breaks", "between_graphs"]
+"""Compiled graphs that PyTorch runs as without PyGraph; uses of CPU values that placement did not move; graph breaks of Dynamo; compiled
+graphs that are split around a host operator, which runs between the parts at each call."""
 _OWNER_VARIABLE = "_PYGRAPH_SUMMARY_OWNER"
 
 
@@ -51,10 +52,7 @@ class Report:
         self.memory_limit = 0
         """`PYGRAPH_MEMORY` in bytes."""
         self._memory_requested = 0
-        self._left_on_cpu: Counter[str] = Counter()
-        self._graph_breaks: Counter[str] = Counter()
-        self._between_graphs: Counter[str] = Counter()
-        self._left_to_torch: Counter[str] = Counter()
+        self._noted: dict[Noted, Counter[str]] = {kind: Counter() for kind in get_args(Noted)}
         self._deployed: Counter[Deployment] = Counter()
         self._nodes_in_graphs = 0
         self._reasons: Counter[str] = Counter()
@@ -114,21 +112,13 @@ class Report:
         self._add_reason(self.fallbacks, reason, 1)
 
     def count_left_to_torch(self, reason: str) -> None:
-        """Count a compiled graph that PyTorch runs as without PyGraph."""
-        self._add_reason(self._left_to_torch, reason, 1)
+        """Count a compiled graph that PyTorch runs as without PyGraph, and log the reason."""
+        self.note("left_to_torch", reason)
         log.info("a graph is left to PyTorch: %s", reason)
 
-    def count_left_on_cpu(self, reason: str, times: int = 1) -> None:
-        """Count uses of CPU values in compiled graphs that placement did not move."""
-        self._add_reason(self._left_on_cpu, reason, times)
-
-    def count_graph_break(self, reason: str) -> None:
-        """Count a graph break of Dynamo."""
-        self._add_reason(self._graph_breaks, reason, 1)
-
-    def count_between_graphs(self, operator: str) -> None:
-        """Count a compiled graph that is split around a host operator, which runs between the parts at each call."""
-        self._add_reason(self._between_graphs, operator, 1)
+    def note(self, kind: Noted, reason: str, times: int = 1) -> None:
+        """Count a reason of a kind; of `between_graphs`, the name of a host operator."""
+        self._add_reason(self._noted[kind], reason, times)
 
     def _add_reason(self, reasons: Counter[str], reason: str, times: int) -> int:
         """Add to the count of a reason, or of all others if there are too many; return the count."""
@@ -154,21 +144,12 @@ class Report:
         deployed = Deployed(graph.digest, graph.kind, key, *how, graph.sizes, decision.against, because)
         with self._lock:
             self._deployed[deployment] += 1
-            self._reasons[self._reason_key(text)] += 1
+            self._add_reason(self._reasons, text, 1)
             if len(self._decisions) < MAX_DECISIONS:
                 self._environments[key] = environment
                 self._decisions.append((graph, deployed))
-        log.info(
-            "%s: deployed as %s: %s (%s, %s)",
-            graph.name,
-            deployment.value,
-            text,
-            decision.reason.code.value,
-            source.value,
-        )
-
-    def _reason_key(self, text: str) -> str:
-        return text if text in self._reasons or len(self._reasons) < MAX_REASONS else OTHERS
+        said = deployment.value, text, decision.reason.code.value, source.value
+        log.info("%s: deployed as %s: %s (%s, %s)", graph.name, *said)
 
     def retract_deployment(self, graph: Graph, environment: Environment) -> None:
         """Undo `record_deployment` for a graph at a size that is dropped; `graph` is the very object that was recorded."""
@@ -179,12 +160,8 @@ class Report:
                 if recorded is graph and each.environment == key:
                     del self._decisions[index]
                     self._deployed[each.deployment] -= 1
-                    self._reasons[self._reason_key(_text(each))] -= 1
+                    self._add_reason(self._reasons, _text(each), -1)
                     return
-
-    def _memory(self) -> Memory:
-        limit, requested = min(self.memory_limit, MAX_COUNT), min(self._memory_requested, MAX_COUNT)
-        return Memory(limit, requested, self.counts["refused_for_memory"])
 
     def summary(self) -> dict[str, Any]:
         """Return the JSON object that a summary file holds."""
@@ -194,20 +171,18 @@ class Report:
                 "disputed", "sizes", "placed", "placed_inputs", "sent", "led", "followed", "captured", "checked_results",
                 "wrong_results",
             )  # fmt: skip
+            limit, requested = min(self.memory_limit, MAX_COUNT), min(self._memory_requested, MAX_COUNT)
             return {
                 "schema": SUMMARY_VERSION,
                 **{name: self.counts[name] for name in names},
                 "deployed": {deployment.value: self._deployed[deployment] for deployment in Deployment},
                 "nodes_in_graphs": self._nodes_in_graphs,
-                "memory": dataclasses.asdict(self._memory()),
+                "memory": dataclasses.asdict(Memory(limit, requested, self.counts["refused_for_memory"])),
                 # `+` drops the counts that `retract_deployment` has brought down to 0.
                 "reasons": dict(+self._reasons),
                 "fallbacks": dict(self.fallbacks),
                 "failures": dict(self.failures),
-                "left_to_torch": dict(self._left_to_torch),
-                "left_on_cpu": dict(self._left_on_cpu),
-                "graph_breaks": dict(self._graph_breaks),
-                "between_graphs": dict(self._between_graphs),
+                **{kind: dict(counts) for kind, counts in self._noted.items()},
                 "lookup_ms": round(self.lookup_ms, 3),
                 "measuring_ms": round(self.measuring_ms, 3),
                 "checking_ms": round(self.checking_ms, 3),

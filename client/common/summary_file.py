@@ -35,11 +35,10 @@ def write(target: Path, data: bytes, suffix: str = "") -> None:
     if suffix and (there is None or stat.S_ISREG(there.st_mode)):
         path, descriptor = _follow(path.with_name(f"{path.name}{suffix}"))
         there = _lstat(path)
-    if (
-        there is None or stat.S_ISREG(there.st_mode) or stat.S_ISLNK(there.st_mode)
-    ):  # a link of another user's
-        is_file = there is not None and stat.S_ISREG(there.st_mode)
-        replace_file(path, data, stat.S_IMODE(there.st_mode) if there is not None and is_file else None)
+    if there is None or stat.S_ISLNK(there.st_mode):  # a link of another user's
+        replace_file(path, data)
+    elif stat.S_ISREG(there.st_mode):
+        replace_file(path, data, stat.S_IMODE(there.st_mode))
     elif stat.S_ISDIR(there.st_mode):
         raise IsADirectoryError(f"{path} is a folder")
     elif stat.S_ISBLK(there.st_mode):

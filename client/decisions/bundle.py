@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.decisions import spool
 from pygraphd.schema import bundle, offline
-from pygraphd.schema.keys import entry_id
+from pygraphd.schema.keys import Environment, entry_id
 from pygraphd.schema.offline import Hit
 from pygraphd.schema.portable import Portable
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pygraphd.client.common.report import Report
-    from pygraphd.schema.keys import Environment
     from pygraphd.schema.locations import Locations
     from pygraphd.schema.messages import Entry, Graph, Origin, Record
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 MAX_BUNDLE_ENTRIES = 10_000
 """Entries that one process passes on, so that memory is bounded."""
-MAX_LISTED = 10_000
-"""Files of a folder whose names are read: some ten milliseconds where the disk is local."""
 ARTIFACTS = "pygraph"
 """The folder in Inductor's cache, and the first part of the keys of artifacts."""
 
@@ -56,16 +53,6 @@ class Bundle:
                     found[graph] = entry
                     self._add(entry_id(*entry.key), entry)
         return list(found.values())
-
-    def listed(self) -> frozenset[str] | None:
-        """Return the keys of all files; None if there are too many, or a folder cannot be read."""
-        keys: frozenset[str] = frozenset()
-        for folder in self._folders():
-            names = functools.partial(bundle.listed, folder, MAX_LISTED)
-            if (found := guarded(self._report, f"bundle: {folder}")(names)) is None:
-                return None
-            keys |= found
-        return keys
 
     def _folders(self) -> Iterable[Path]:
         if self._shared is not None:

@@ -11,7 +11,6 @@ import json
 import os
 import time
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.decisions import daemon_start, spool
@@ -19,7 +18,6 @@ from pygraphd.client.decisions.bundle import MAX_BUNDLE_ENTRIES, Bundle
 from pygraphd.client.decisions.transport import Transport, TransportError
 from pygraphd.schema import messages, offline, portable, shipped
 from pygraphd.schema.checks import InvalidMessageError
-from pygraphd.schema.keys import entry_id
 from pygraphd.schema.messages import (
     Entry,
     LeaseAnswer,
@@ -43,8 +41,6 @@ if TYPE_CHECKING:
     from pygraphd.client.common.report import Report
     from pygraphd.schema.keys import Environment
     from pygraphd.schema.locations import Locations
-    from pygraphd.schema.portable import Portable
-    from pygraphd.schema.shipped import Shipped
 
 # Each may have taken `transport.TOTAL_S` of the program's time.
 MAX_DAEMON_FAILURES = 2
@@ -53,22 +49,6 @@ _JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 """Variables in which schedulers name the job."""
 _Read = TypeVar("_Read", Entry, SizedEntry)
 _Answer = TypeVar("_Answer", LookupAnswer, SizesAnswer, RecordAnswer, LeaseAnswer)
-
-
-@dataclass(frozen=True, slots=True)
-class ListedSizes:
-    """The final decisions for the sizes of a graph, the most used first.
-
-    `elsewhere` has the keys (`entry_id`) of further entries, of whatever graph, that a lookup would find; None: any may be found.
-    """
-
-    environment: str
-    entries: tuple[SizedEntry, ...]
-    elsewhere: frozenset[str] | None
-
-    def may_find(self, graph: str) -> bool:
-        """Whether a lookup may find the entry for a graph (digest) that is not among the entries."""
-        return self.elsewhere is None or entry_id(self.environment, graph) in self.elsewhere
 
 
 class Cache:
@@ -107,37 +87,28 @@ class Cache:
         self._report.lookup_ms += (time.perf_counter() - began) * 1e3
         return known
 
-    def sizes(self, environment: Environment, graph: str, most: int) -> ListedSizes:
-        """Return the stored entries for the sizes of a graph (digest), by one request, `most` of them: the most used."""
+    def sizes(self, environment: Environment, graph: str, most: int) -> list[SizedEntry]:
+        """Return final entries for the sizes of a graph (digest), by one request, at most `most` of them: the most used first.
+
+        Neither shipped entries nor files of a bundle are among them: `lookup` finds the better one of a size that has both.
+        """
         began = time.perf_counter()
         most = min(most, messages.MAX_REQUEST_GRAPHS)
         request = SizesRequest(environment.digest(), graph, most)
-        elsewhere = self.bundle.listed()
         if (answer := self._ask_for_sizes(request)) is not None:
-            entries, is_complete = answer.entries, answer.complete and len(answer.entries) < most
-        elif messages.SIZES_PATH in self._unknown:  # a daemon that does not know the request
-            entries, is_complete = (), False
-        else:
-            entries = self._read_sizes(request)
-            is_complete = len(entries) < most
-        if not is_complete:
-            elsewhere = None
-        found = ListedSizes(request.environment, (), elsewhere)
-        final = (each for each in entries if each.entry.decision.final)
-        better = [
-            each
-            for each in final
-            if not (_ranks_below_a_bundle(each.entry) and found.may_find(each.entry.graph))
-        ]
+            entries = answer.entries
+        else:  # no files, if there is a daemon that does not know the request
+            entries = () if messages.SIZES_PATH in self._unknown else self._read_sizes(request)
         self._report.lookup_ms += (time.perf_counter() - began) * 1e3
-        return ListedSizes(request.environment, tuple(better[:most]), elsewhere)
+        # An older daemon lists shipped ones, the spool has provisional ones.
+        return [each for each in entries if not _ranks_below_a_bundle(each.entry)][:most]
 
     def count_hits(self, environment: Environment, graphs: Sequence[str]) -> None:
         """Tell the daemon which of the entries that `sizes` returned are used, so that it knows the most used ones."""
         for some in messages.portions(graphs):
             self._ask(LookupRequest(environment.digest(), tuple(some)))
 
-    def _hand_over(self, entries: Sequence[Portable]) -> None:
+    def _hand_over(self, entries: Sequence[portable.Portable]) -> None:
         """Have the daemon import the entries that a bundle brought, once, so that it serves and shows them."""
         new = [each for each in entries if each.key not in self._handed_over]
         if len(self._handed_over) < MAX_BUNDLE_ENTRIES:  # else handed over again, which changes nothing
@@ -222,7 +193,7 @@ class Cache:
 
     def _read_files(self, request: LookupRequest) -> tuple[Entry, ...]:
         own = self._read_own(request)
-        read = self._load_shipped(lambda folder: shipped.load(folder, request.graphs))
+        read = self._load_shipped(request.graphs)
         return own + tuple(known.entry for known in read.for_unanswered(request, shipped.answered(own)))
 
     def _read_own(self, request: LookupRequest) -> tuple[Entry, ...]:
@@ -242,13 +213,11 @@ class Cache:
             if each.graph.whole == request.graph and each.graph.digest not in found
         ]
         spooled.sort(key=lambda each: each.left_at)
-        entries += tuple(SizedEntry(each.graph.sizes, each.entry) for each in spooled)
-        read = self._load_shipped(lambda folder: shipped.load(folder, sizes_of=request.graph))
-        return entries + tuple(read.sizes(request, self._read_own))
+        return entries + tuple(SizedEntry(each.graph.sizes, each.entry) for each in spooled)
 
-    def _load_shipped(self, load: Callable[[Path | None], Shipped]) -> Shipped:
+    def _load_shipped(self, graphs: Sequence[str]) -> shipped.Shipped:
         try:
-            read = load(shipped.folder(os.environ.get(shipped.VARIABLE, "")))
+            read = shipped.load(shipped.folder(os.environ.get(shipped.VARIABLE, "")), graphs)
         except ValueError as error:
             self._report.count_failure(f"{shipped.VARIABLE}: {error}")
             return shipped.Shipped()

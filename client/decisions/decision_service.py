@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pygraphd.client.common import log
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.leases import Leases
-from pygraphd.schema.keys import sized_digest
-from pygraphd.schema.messages import Decision, Entry, Measurement, Record
+from pygraphd.client.decisions.leases import Leases, LeaseState, PendingGraph, by_environment
+from pygraphd.schema.messages import Decision, Entry, Graph, Measurement, Record
 from pygraphd.schema.reasons import Reason, ReasonCode
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pygraphd.client.common.report import Report
     from pygraphd.client.decisions.cache import Cache
-    from pygraphd.client.decisions.leases import LeaseState, PendingGraph
     from pygraphd.client.decisions.trust import TrustPolicy
     from pygraphd.schema.keys import Environment
-    from pygraphd.schema.messages import Graph
 
 LEFT_TO_ANOTHER = Reason(ReasonCode.LEFT_TO_ANOTHER_PROCESS)
 DISPUTED = "measured anew, since a call takes over 20 % more or less here than where that was decided"
@@ -49,15 +45,6 @@ class LookupResult:
 
 
 UNKNOWN = LookupResult()
-
-
-@dataclass(frozen=True, slots=True)
-class SizesResult:
-    """The sizes of a graph with a final decision that is used, the most used first, and whether others may have one."""
-
-    known: Mapping[tuple[int, ...], LookupResult]
-    may_know: Callable[[tuple[int, ...]], bool]
-    """Whether a lookup may find a decision for a size that is not among the known ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +101,20 @@ class DecisionService:
         self.report.count(looked_up=len(graphs), hits=hits, misses=len(graphs) - hits)
         return known
 
-    def look_up_sizes(self, graph: Graph, environment: Environment, most: int) -> SizesResult:
-        """Return the decided sizes of a graph, `most` of them, by one request; each that is used is to be noted by `use`."""
-        found = self.cache.sizes(environment, graph.digest, most)
+    def look_up_sizes(
+        self, graph: Graph, environment: Environment, most: int
+    ) -> dict[tuple[int, ...], LookupResult]:
+        """Return the decided sizes of a graph, at most `most` of them and the most used first, by one request.
+
+        Each that is used is to be noted by `use`.
+        """
         known = {
             each.sizes: LookupResult(each.entry)
-            for each in found.entries
+            for each in self.cache.sizes(environment, graph.digest, most)
             if self.trust.why_rejected(each.entry) is None
         }
         log.info("%s: %d of its sizes are known", graph.name, len(known))
-        return SizesResult(known, lambda sizes: found.may_find(sized_digest(graph.digest, sizes)))
+        return known
 
     def use(self, graph: Graph, environment: Environment, known: LookupResult) -> None:
         """Note that an entry of `look_up_sizes` is used. The daemon is told with the next lookup, or at the end: it need not be soon."""
@@ -137,10 +128,7 @@ class DecisionService:
         if not self._used:
             return
         used, self._used = self._used, []
-        graphs: dict[Environment, list[str]] = {}
-        for environment, graph in used:
-            graphs.setdefault(environment, []).append(graph)
-        for environment, some in graphs.items():
+        for environment, some in by_environment(used).items():
             self.cache.count_hits(environment, some)
 
     # --- graphs without a decision ---
@@ -225,10 +213,7 @@ class DecisionService:
         if len(self._unrecorded) <= most:
             return
         unrecorded, self._unrecorded = self._unrecorded, []
-        records: dict[Environment, list[Record]] = {}
-        for environment, record in unrecorded:
-            records.setdefault(environment, []).append(record)
-        for environment, some in records.items():
+        for environment, some in by_environment(unrecorded).items():
             self.cache.record(environment, some)
 
     def _end(self, pending: PendingGraph, *, left: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.schema.keys import Environment, GraphFactors
 from pygraphd.schema.messages import Graph, Kind
 
@@ -31,11 +32,14 @@ def graphs(facts: CompiledFacts, options: tuple[tuple[str, str], ...]) -> tuple[
     if facts.host_operators:
         # Its text does not say which operators may be captured: the user may vouch for them.
         options = (*options, ("pygraph.host_operators", ",".join(facts.host_operators)))
-    operators = len(_OPERATOR.findall(facts.text))
-    return tuple(
-        Graph(_digest(facts, options, kind, index), kind, index, facts.partitions, operators)
-        for index in range(facts.partitions)
+    operators, count = len(_OPERATOR.findall(facts.text)), facts.partitions
+    text, user_kernels = map(_with_numbered_groups, (facts.text, facts.user_kernels))
+    inputs = facts.static_inputs, facts.mutated_inputs
+    digests = (
+        GraphFactors(text, kind, index, count, *inputs, options, user_kernels).digest()
+        for index in range(count)
     )
+    return tuple(Graph(digest, kind, index, count, operators) for index, digest in enumerate(digests))
 
 
 _OPERATOR = re.compile(r"^\s+\w+.* = torch\.ops\.", re.MULTILINE)
@@ -45,19 +49,6 @@ def _kind(facts: CompiledFacts) -> Kind:
     if facts.is_backward:
         return Kind.BACKWARD
     return Kind.INFERENCE if facts.is_inference else Kind.FORWARD
-
-
-def _digest(facts: CompiledFacts, options: tuple[tuple[str, str], ...], kind: Kind, partition: int) -> str:
-    return GraphFactors(
-        _with_numbered_groups(facts.text),
-        kind,
-        partition,
-        facts.partitions,
-        facts.static_inputs,
-        facts.mutated_inputs,
-        options,
-        _with_numbered_groups(facts.user_kernels),
-    ).digest()
 
 
 def _with_numbered_groups(text: str) -> str:
@@ -102,7 +93,9 @@ def _probe(read: Callable[[], str]) -> str:
     """Return the result of `read`, or "unknown: " and the name of its error, which matches an environment with the same error alone."""
     try:
         return read()
-    except Exception as error:  # noqa: BLE001 - a broken driver may raise anything, and costs only the sharing
+    except Exception as error:  # a broken driver may raise anything, and costs only the sharing
+        if raised_by_handler(error):
+            raise  # the program's own
         return f"unknown: {type(error).__name__}"
 
 

@@ -10,7 +10,7 @@ import enum
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pygraphd.client.common.backoff import Backoff
 from pygraphd.schema.keys import Environment
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pygraphd.client.decisions.cache import Cache
 
+_T = TypeVar("_T")
 FIRST_POLL_S = 0.5
 """Seconds until the first poll for the answer of another process; each further wait is twice as long."""
 LONGEST_POLL_S = 10.0
@@ -130,7 +131,7 @@ class Leases:
             # Before the request: one that fails, or that a signal handler ends, is made again after this. The daemon may be
             # back by then, and without a lease it would have another process measure the same graph.
             self._renew_at = self._clock() + self._renewal_s
-            for environment, some in _by_environment(called).items():
+            for environment, some in by_environment((each.environment, each) for each in called).items():
                 self._lease(environment, some)
         finally:
             self._asking.release()
@@ -146,7 +147,7 @@ class Leases:
         self._polls.postpone(self._clock())
 
     def _ask_about(self, graphs: Sequence[PendingGraph]) -> None:
-        for environment, some in _by_environment(graphs).items():
+        for environment, some in by_environment((each.environment, each) for each in graphs).items():
             # The lease first: an answer stored between the two requests is then found, not measured again.
             granted = self._lease(environment, some)
             if granted is not None:
@@ -188,10 +189,11 @@ class Leases:
         pending.state = state
 
 
-def _by_environment(graphs: Iterable[PendingGraph]) -> dict[Environment, list[PendingGraph]]:
-    sorted_out: dict[Environment, list[PendingGraph]] = {}
-    for each in graphs:
-        sorted_out.setdefault(each.environment, []).append(each)
+def by_environment(things: Iterable[tuple[Environment, _T]]) -> dict[Environment, list[_T]]:
+    """Return things by their environment: a request to the daemon is for one."""
+    sorted_out: dict[Environment, list[_T]] = {}
+    for environment, each in things:
+        sorted_out.setdefault(environment, []).append(each)
     return sorted_out
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pygraphd.schema.messages import Decision
-
 MAX_WAITING_FILES = 1000
 MAX_READ = 256
 MAX_READ_BYTES = 2**20
@@ -47,9 +45,8 @@ def leave(folder: Path, body: bytes) -> Path:
     if len(body) > MAX_BODY_BYTES:
         raise SpoolFullError(f"{len(body)} bytes do not fit a spool file")
     refuse_planted(folder.parent)
-    folder.parent.mkdir(
-        mode=0o700, parents=True, exist_ok=True
-    )  # the daemon refuses one that others may write to
+    # The daemon refuses a folder that others may write to.
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if len(os.listdir(folder)) >= MAX_WAITING_FILES:  # noqa: PTH208 - names are all that is needed
         raise SpoolFullError(f"{MAX_WAITING_FILES} files are waiting already")
@@ -80,14 +77,10 @@ def merge(entries: dict[str, Spooled], request: RecordRequest, left_at: float, *
     A decision that is not final never hides a final one.
     """
     for record in request.records:
-        known = entries.get(record.graph.digest)
-        if known is None or _replaces(record.decision, known.entry.decision, newer=newer):
+        known, is_final = entries.get(record.graph.digest), record.decision.final
+        if known is None or (newer if known.entry.decision.final == is_final else is_final):
             entry = record.entry(os.getuid(), request.origin.host, left_at)
             entries[record.graph.digest] = Spooled(record.graph, entry, left_at)
-
-
-def _replaces(decision: Decision, known: Decision, *, newer: bool) -> bool:
-    return newer if decision.final == known.final else decision.final
 
 
 def requests(folder: Path) -> Iterator[tuple[RecordRequest, float]]:

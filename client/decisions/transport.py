@@ -51,17 +51,14 @@ class Transport:
         """Return the body of a successful answer; raises TransportError for everything else."""
         deadline = time.monotonic() + self._total_s
         try:
-            return self._request(_head(method, target, len(body)) + body, deadline)
+            with ownership.connect(self._path, self._connect_s) as connection:
+                _send(connection, _head(method, target, len(body)) + body, deadline)
+                return _body(_receive(connection, deadline))
         except Exception as error:
             # A signal handler may raise the same types, as TimeoutError at the end of a time limit.
             if isinstance(error, TransportError) or raised_by_handler(error):
                 raise
             raise _transport_error(error) from error
-
-    def _request(self, data: bytes, deadline: float) -> bytes:
-        with ownership.connect(self._path, self._connect_s) as connection:
-            _send(connection, data, deadline)
-            return _body(_receive(connection, deadline))
 
 
 def _transport_error(error: Exception) -> TransportError:

@@ -15,24 +15,20 @@ from pygraphd.client.analysis import graph_facts
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.backend import torch_private
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.decision_service import UNKNOWN
+from pygraphd.client.decisions.decision_service import UNKNOWN, LookupResult
 from pygraphd.client.decisions.ranks.consensus import ALONE
 from pygraphd.client.dispatch.partition import Context, Partition
-from pygraphd.client.dispatch.shapes import DecidedSize, KnownSizes, ShapeDispatcher
+from pygraphd.client.dispatch.shapes import DecidedSize, KnownSizes, ShapeDispatcher, Sizes
 from pygraphd.client.dispatch.slot import Slot
 from pygraphd.schema import policy
-from pygraphd.schema.messages import MAX_INTEGER_INPUTS, Deployment, Record
-from pygraphd.schema.reasons import ReasonCode, because
+from pygraphd.schema.messages import MAX_INTEGER_INPUTS, Decision, Deployment, Graph, Record
+from pygraphd.schema.reasons import Reason, ReasonCode, because
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pygraphd.client.analysis.graph_facts import BackwardFacts, GraphFacts
     from pygraphd.client.backend.torch_private import CompiledFacts, Runnable
-    from pygraphd.client.decisions.decision_service import LookupResult, SizesResult
-    from pygraphd.client.dispatch.shapes import Sizes
-    from pygraphd.schema.messages import Decision, Graph
-    from pygraphd.schema.reasons import Reason
 
 
 SIZES_OF_TENSORS = (
@@ -74,7 +70,7 @@ class CompiledGraph:
         facts, device_index = self._facts, self._facts.device_index
         if (self._next or facts.is_split) and not facts.calls_host_operators:
             for name in facts.host_operators:
-                self._context.decisions.report.count_between_graphs(name)
+                self._context.decisions.report.note("between_graphs", name)
         if self._next:
             # Inductor relies on whoever captures to realign inputs.
             torch_private.align_inputs(compiled)
@@ -149,19 +145,23 @@ class CompiledGraph:
         recall = functools.partial(self._recall, partition, make, found)
         kernels = frozenset(
             sizes
-            for sizes, known in found.known.items()
+            for sizes, known in found.items()
             if known.entry is not None and known.entry.decision.deployment is Deployment.KERNELS
         )
-        return KnownSizes(tuple(found.known), found.may_know, recall, kernels)
+        return KnownSizes(tuple(found), recall, kernels)
 
     def _recall(
-        self, partition: Partition, make: Callable[[], Candidates | None], found: SizesResult, sizes: Sizes
+        self,
+        partition: Partition,
+        make: Callable[[], Candidates | None],
+        found: Mapping[Sizes, LookupResult],
+        sizes: Sizes,
     ) -> DecidedSize | None:
-        """Decide a partition at one set of sizes if the cache has a final decision for them."""
+        """Decide a partition at one of the sizes that were `found`, if the cache still has a final decision for it."""
         context = self._context
-        known = found.known.get(sizes)
+        known = found[sizes]
         # It was listed at the first call: meanwhile it may have become too old.
-        if known and known.entry and context.decisions.trust.why_rejected(known.entry) is None:
+        if known.entry and context.decisions.trust.why_rejected(known.entry) is None:
             context.decisions.use(partition.graph.at(sizes), context.environment, known)
         else:
             known = self._known_at(partition, sizes)

@@ -9,29 +9,25 @@ from typing import TYPE_CHECKING
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.autotune import cost
-from pygraphd.client.autotune.candidates import RecordingsLike
+from pygraphd.client.autotune.candidates import Candidates, RecordingsLike
 from pygraphd.client.autotune.partition_trial import PartitionTrial
 from pygraphd.client.autotune.validation import Validation
 from pygraphd.client.backend.torch_private import Runnable
 from pygraphd.client.decisions import rules
-from pygraphd.client.decisions.decision_service import UNKNOWN, DecisionService
+from pygraphd.client.decisions.decision_service import UNKNOWN, DecisionService, LookupResult
 from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.decisions.ranks.consensus import RankRole
 from pygraphd.client.decisions.ranks.following import Follower
 from pygraphd.client.decisions.trust import taken_by
-from pygraphd.client.dispatch.shapes import Bounds
+from pygraphd.client.dispatch.shapes import Bounds, Sizes
 from pygraphd.client.dispatch.time_budget import TimeBudget
 from pygraphd.schema.keys import Environment
-from pygraphd.schema.messages import Deployment, Record
+from pygraphd.schema.messages import Decision, Deployment, Entry, Graph, Record
 from pygraphd.schema.reasons import Reason, ReasonCode, because
 from pygraphd.schema.summary import Source
 
 if TYPE_CHECKING:
-    from pygraphd.client.autotune.candidates import Candidates
-    from pygraphd.client.decisions.decision_service import LookupResult
-    from pygraphd.client.dispatch.shapes import Sizes
     from pygraphd.client.dispatch.slot import Slot
-    from pygraphd.schema.messages import Decision, Entry, Graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +45,14 @@ class Context:
     role: RankRole
     """The role of this process among the ranks."""
     time_budget: TimeBudget
-    """The time that recordings of dynamic sizes may take in this process."""
+    """For recordings of dynamic sizes in this process."""
 
 
 class Partition:
     """Decides the deployment of a partition at one size, or at all sizes, and exchanges the callable in its slot.
 
-    Where sizes are decided apart, `CompiledGraph` has put a `ShapeDispatcher` into the partition's slot, and each size has a slot of its own.
-
-    The slot is held weakly: it holds the callable of the partition, which may hold this object.
+    Where sizes are decided apart, the partition's slot holds a `ShapeDispatcher`, and each size has a slot of its own. The slot is held weakly:
+    it holds the callable of the partition, which may hold this object.
     """
 
     def __init__(
@@ -195,9 +190,8 @@ class Partition:
         `kernels_us` is the least that a call as KERNELS takes: an entry of the cache states the cost of its own deployment only.
         """
         pending = self._pending
-        costs = (
-            {each.deployment: cost.of_measurement(each) for each in pending.measurements} if pending else {}
-        )
+        measured = pending.measurements if pending is not None else ()
+        costs = {each.deployment: cost.Cost(each.host_us, each.span_us) for each in measured}
         graph, kernels = costs.get(Deployment.GRAPH), costs.get(Deployment.KERNELS)
         if graph is not None and kernels is not None:
             return kernels.call_us - graph.call_us

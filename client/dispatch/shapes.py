@@ -30,11 +30,8 @@ REMEMBERED = 512
 IDLE_TICKS = 16
 """Ticks after which an unused size may be replaced. A tick is a change of size, or a repeated call of an undecided size."""
 SETUPS_PER_SIZE = 4
-"""Bound on how often sizes are set up in all, as a multiple of how many are decided at a time."""
-
-MAX_UNKNOWN = 16
-"""By how many the sizes that the cache did not know may exceed those that it knew, where it could not list them: with a daemon of an older
-version, or a bundle of too many files. Then it is not asked at first calls any more, since each question takes time."""
+"""Bound on how often sizes are set up in all, as a multiple of how many are decided at a time. The time budget does not bound this well: sizes
+that replace each other for ever would spend on recordings all that graphs save."""
 
 NOT_OFTEN_ENOUGH = "dynamic sizes that were called too few times to be decided"
 TOO_MANY_TO_DECIDE = "more dynamic sizes than may have a decision of their own (PYGRAPH_SIZES)"
@@ -73,19 +70,17 @@ class KnownSizes:
     """What the cache knows of the sizes of a graph: `order` has those with a decision, the most used first."""
 
     order: tuple[Sizes, ...]
-    may_know: Callable[[Sizes], bool]
-    """Whether the cache may have a decision for a size that is not in `order`."""
     recall: Callable[[Sizes], DecidedSize | None]
-    """Decides a size if the cache has a decision for it; asks the cache for one that is not in `order`."""
+    """Decides a size of `order`; None: its decision is not used any more."""
     kernels: frozenset[Sizes] = frozenset()
     """The sizes of `order` that are known as KERNELS: there is nothing to record."""
 
 
-NOTHING_KNOWN = KnownSizes((), lambda _sizes: False, lambda _sizes: None)
+NOTHING_KNOWN = KnownSizes((), lambda _sizes: None)
 
 
 class ShapeDispatcher:
-    """Runs a graph by its dynamic sizes; call it with the list of inputs that Inductor hands over."""
+    """Runs a graph by its dynamic sizes; call it with Inductor's list of inputs."""
 
     def __init__(
         self,
@@ -100,9 +95,8 @@ class ShapeDispatcher:
     ) -> None:
         """Run undecided sizes by `run_kernels`, and each decided size by the slot that `decide(sizes)` returned.
 
-        `begin` is called at the first call with integer inputs, and then `look_up`, which returns the sizes that the cache knows. `whole`
-        returns the callable for a graph without integer inputs, or with too many of them. `budget` bounds the time of recordings; None: one
-        of its own does.
+        `begin` and then `look_up` are called at the first call with integer inputs. `whole` returns the callable for a graph without such
+        inputs, or with too many of them. `budget` bounds the time of recordings; None: one of its own does.
         """
         self._run_kernels = run_kernels
         self._bounds = bounds
@@ -112,7 +106,6 @@ class ShapeDispatcher:
         self._look_up = look_up
         self._known = NOTHING_KNOWN
         self._ranks: dict[Sizes, int] = {}
-        self._unknown = 0
         self._report = report
         self._integers: list[int] | None = None  # which inputs are integers is the same at every call
         self._decided: dict[Sizes, DecidedSize] = {}
@@ -120,7 +113,7 @@ class ShapeDispatcher:
         self._used: dict[Sizes, int] = {}
         self._measured: dict[Sizes, Callable[[], bool]] = {}
         self._seen = BoundedLRU[Sizes, int](REMEMBERED)
-        self._latest: Sizes | None = None
+        self._latest: Sizes = ()
         self._ticks = 0
         self._stays = False
         self._setups = self._recorded = 0
@@ -170,14 +163,9 @@ class ShapeDispatcher:
         before, self._latest = self._latest, sizes
         if sizes in self._runs:
             self._used[sizes] = self._ticks
-        if self._measured and before in self._measured:  # empty in steady state
-            self._interrupt(before)
-
-    def _interrupt(self, sizes: Sizes) -> None:
-        """Tell a size that is being measured that another one is called next."""
-        interrupt = self._measured.get(sizes)  # another thread may let go of it meanwhile
-        if interrupt is not None and not self._guarded(interrupt):
-            self._measured.pop(sizes, None)
+        # Of a size that is being measured. Another thread may let go of it meanwhile.
+        if (interrupt := self._measured.get(before)) is not None and not self._guarded(interrupt):
+            self._measured.pop(before, None)
 
     def _cold(self, sizes: Sizes, inputs: list[Any]) -> Any:
         if not self._deciding.acquire(blocking=False):
@@ -202,25 +190,23 @@ class ShapeDispatcher:
         return self._run_kernels(inputs)
 
     def _decided_now(self, sizes: Sizes) -> tuple[Runnable | None, str | None]:
-        """Count a call of an undecided size; return what runs it if it is decided now, or else the reason."""
+        """Count a call of an undecided size; return what runs it from now on, or else the reason why it is not decided."""
         reason = self._why_not_decide(sizes)
         if reason is NOT_OFTEN_ENOUGH and (rank := self._ranks.get(sizes)) is not None:
             reason = self._why_known_waits(sizes, rank)
-        known = self._recalled(sizes, reason)
+        is_recalled = reason is None and sizes in self._ranks
+        known = self._guarded(lambda: self._known.recall(sizes)) if is_recalled else None
         if known is None and reason is None and self._is_known_as_kernels(sizes):
             del self._ranks[sizes]  # its entry is not used any more, so that it is a size as any other
             reason = NOT_OFTEN_ENOUGH
         return (self._set_up(sizes, known) if known or reason is None else None), reason
 
     def _why_not_decide(self, sizes: Sizes) -> str | None:
-        calls = self._count(sizes)
-        if calls < self._bounds.calls:
+        if self._count(sizes) < self._bounds.calls:
             return NOT_OFTEN_ENOUGH
         if reason := self._why_no_more(sizes):
             return reason
-        if len(self._decided) < self._bounds.sizes:
-            return None
-        return TOO_MANY_TO_DECIDE if calls < self._calls_to_make_room() else self._make_room()
+        return None if len(self._decided) < self._bounds.sizes else self._make_room()
 
     def _why_known_waits(self, sizes: Sizes, rank: int) -> str | None:
         """Return why a size that the cache knows waits for a later call; `rank` is the number of known sizes that are used more.
@@ -236,22 +222,6 @@ class ShapeDispatcher:
         now = (self._guarded(self._budget.setups_now) or 0) + max(FREE_SIZES - self._recorded, 0)
         return NO_TIME if rank >= self._setups + now else None
 
-    def _recalled(self, sizes: Sizes, reason: str | None) -> DecidedSize | None:
-        """Return the decision of the cache for a size; `reason`: why it is not set up otherwise."""
-        if reason is None and sizes in self._ranks:
-            return self._guarded(lambda: self._known.recall(sizes))
-        if reason is not NOT_OFTEN_ENOUGH or not self._is_asked_for(sizes):
-            return None
-        known = self._guarded(lambda: self._known.recall(sizes))
-        self._unknown += 1 if known is None else -1
-        return known
-
-    def _is_asked_for(self, sizes: Sizes) -> bool:
-        """Return whether the cache is asked for a size that it did not list: at its first call, if there is room for one more."""
-        if self._seen[sizes] != 1 or self._unknown >= MAX_UNKNOWN or not self._known.may_know(sizes):
-            return False
-        return len(self._decided) < self._bounds.sizes and not self._why_no_more(sizes)
-
     def _why_no_more(self, sizes: Sizes) -> str | None:
         if self._setups >= SETUPS_PER_SIZE * self._bounds.sizes:
             return TOO_MANY_TO_DECIDE
@@ -260,18 +230,10 @@ class ShapeDispatcher:
         return None if self._guarded(self._budget.is_spent) is False else NO_TIME
 
     def _is_known_as_kernels(self, sizes: Sizes) -> bool:
-        """Tell whether there is nothing to record: not of a size that comes back after it made room, whose entry may be another one by now."""
+        """Return whether there is nothing to record. Of a size that comes back after it made room, the entry may be another one by now."""
         return sizes in self._known.kernels and sizes in self._ranks
 
-    def _calls_to_make_room(self) -> int:
-        """Return the number of its call at which a new size replaces a decided one: `bounds.calls`, doubled after each `bounds.sizes` setups.
-
-        Recording a size takes as long as hundreds of calls. So a size that soon is replaced again would not pay for its recording.
-        """
-        return int(self._bounds.calls << (self._setups // max(self._bounds.sizes, 1)))
-
     def _count(self, sizes: Sizes) -> int:
-        """Count a call of an undecided size. Only the latest undecided sizes are remembered."""
         self._ticks += self._stays
         self._stays = True
         count = self._seen[sizes] = self._seen.get(sizes, 0) + 1

@@ -25,13 +25,11 @@ CONSEQUENCES = 1.6
 allocate anew."""
 EXPECTED_S = 0.3
 """Seconds that are charged for a size at its setup, until a recording has been timed; then it is the mean of all recordings of sizes.
-Once its own recording is made, that counts instead."""
+Once its own recording is made, that counts instead. If none is made, time pays for it, or it is given back when the size makes room."""
 SAVED_EVERY_S = 0.25
-"""Least seconds between two counts of the time that was saved: each asks all decided sizes."""
+"""Least seconds between two counts of the time that recordings took and saved: each asks all decided sizes."""
 COUNTING_SHARE = 0.01
 """Largest share of the time that such counts take."""
-MOST_ASKED = 16
-"""Sizes still to be recorded up to which each question asks them all."""
 ASKED_EVERY_S = 0.005
 """Seconds for which the answer holds that the budget is spent: each call of a size that waits asks."""
 
@@ -61,10 +59,9 @@ class Account:
         replays: Callable[[], int] = lambda: 0,
         saving_us: Callable[[float | None], float | None] = lambda _: None,
     ) -> None:
-        """Take the present state of the size from functions.
+        """Take functions that return the microseconds of recording so far, the calls as a GRAPH, and the microseconds that such a call saves.
 
-        They return the microseconds of recording so far, the calls as a GRAPH, and the microseconds that such a call saves (None: not known).
-        The last one is given the least time of a call as KERNELS.
+        The last one is given the least time of a call as KERNELS; None: it is not known.
         """
         self._kernels = kernels
         self._recording_us, self._replays, self._saving_us = recording_us, replays, saving_us
@@ -72,8 +69,8 @@ class Account:
         self._counted = 0
         self.is_free = False
         """Whether the next recording costs the budget nothing."""
-        self.charged_s = self.prepaid_s = 0.0
-        """Seconds charged for a recording that has not been made yet: not paid, and paid."""
+        self.charged_s = 0.0
+        """Seconds charged for a recording that has not been made yet."""
 
     def recorded_s(self) -> float:
         """Return the seconds that recordings since the last time cost."""
@@ -94,7 +91,7 @@ def _live(accounts: set[weakref.ref[Account]]) -> list[Account]:
 
 
 class TimeBudget:
-    """The time budget of a process. An account goes when nobody else holds it, and its charge with it."""
+    """The time budget of a process. An account goes when nobody else holds it; time then pays what it was charged."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the time in seconds from `clock`."""
@@ -106,7 +103,6 @@ class TimeBudget:
         self._spent_until_s = self._paid_at_s
         # No `WeakSet`, of which a handler that sets up a size would end an iteration.
         self._accounts = set[weakref.ref[Account]]()
-        self._expected = set[weakref.ref[Account]]()
         # Reentrant: a signal handler may call a graph.
         self._changing = threading.RLock()
 
@@ -115,8 +111,8 @@ class TimeBudget:
         now_s = self._clock()
         if now_s < self._spent_until_s:
             return True
-        is_spent = self._debt_s() > ALLOWANCE_S or (not self._recorded and bool(_live(self._expected)))
-        if is_spent:
+        debt_s = self._debt_s()
+        if is_spent := debt_s > (ALLOWANCE_S if self._recorded else 0.0):
             self._spent_until_s = now_s + ASKED_EVERY_S
         return is_spent
 
@@ -132,15 +128,13 @@ class TimeBudget:
             account.is_free = is_free
             if is_recorded and not is_free:
                 account.charged_s = self._each_s
-                self._expected.add(weakref.ref(account, self._expected.discard))
+                self._owed_s += account.charged_s
 
     def close(self, account: Account) -> None:
-        """Count a size for the last time, and take back its charge."""
+        """Count a size for the last time, and give its charge back if it was not recorded."""
         with self._changing:
-            saved_s = self._count([account], saved=True)
-            self._accounts.discard(weakref.ref(account))
-            self._expected.discard(weakref.ref(account))
-            self._pay(saved_s)
+            self._owe(-self._count([account]))
+            self._let_go(account)
             self._spent_until_s = self._paid_at_s
 
     @property
@@ -154,48 +148,34 @@ class TimeBudget:
             paid_s, self._paid_at_s = SHARE * (now_s - self._paid_at_s), now_s
             if now_s >= self._count_at_s:
                 began_s = time.perf_counter()
-                paid_s += self._count(_live(self._accounts), saved=True)
+                paid_s += self._count(_live(self._accounts))
                 took_s = time.perf_counter() - began_s
                 self._count_at_s = now_s + max(SAVED_EVERY_S, took_s / COUNTING_SHARE)
-            elif len(self._expected) <= MOST_ASKED:
-                self._count(_live(self._expected))
-            self._pay(paid_s)
-            return self._owed_s + sum(each.charged_s for each in _live(self._expected))
+            self._owe(-paid_s)
+            return self._owed_s
 
-    def _count(self, accounts: Iterable[Account], *, saved: bool = False) -> float:
-        """Note the recordings of some sizes; return the seconds that they saved, if that is asked for."""
+    def _count(self, accounts: Iterable[Account]) -> float:
+        """Note the recordings of some sizes; return the seconds that they saved."""
         saved_s = 0.0
         for account in accounts:
             try:
                 recorded_s = account.recorded_s()
-                saved_s += account.saved_s() if saved else 0.0
+                saved_s += account.saved_s()
             except Exception:  # noqa: BLE001 - whatever it is: one size must not keep all others from being recorded
-                self._accounts.discard(weakref.ref(account))
-                self._expected.discard(weakref.ref(account))
+                self._let_go(account)
                 continue
             if recorded_s:
-                owed_s = 0.0 if account.is_free else max(recorded_s - account.prepaid_s, 0.0)
-                self._owed_s += owed_s
-                self._expected.discard(weakref.ref(account))
-                account.is_free, account.charged_s, account.prepaid_s = False, 0.0, 0.0
+                self._owe(0.0 if account.is_free else recorded_s - account.charged_s)
+                account.is_free, account.charged_s = False, 0.0
                 self._recorded_s += recorded_s
                 self._recorded += 1
         return saved_s
 
-    def _pay(self, paid_s: float) -> None:
-        """Reduce the debt, and then what is charged for recordings that are still to come, since some never do.
+    def _let_go(self, account: Account) -> None:
+        self._accounts.discard(weakref.ref(account))
+        self._owe(-account.charged_s)
+        account.charged_s = 0.0
 
-        Time and savings beyond that are not kept for later.
-        """
-        before_s = self._owed_s
-        self._owed_s = max(before_s - paid_s, 0.0)
-        left_s = paid_s - before_s
-        for account in _live(self._expected) if left_s > 0 else ():
-            if left_s <= 0:
-                break
-            part_s = min(left_s, account.charged_s)
-            left_s -= part_s
-            account.charged_s -= part_s
-            account.prepaid_s += part_s
-            if not account.charged_s:
-                self._expected.discard(weakref.ref(account))
+    def _owe(self, seconds: float) -> None:
+        """Add to the debt, or reduce it: time and savings beyond it are not kept for later."""
+        self._owed_s = max(self._owed_s + seconds, 0.0)

@@ -90,24 +90,16 @@ class Devices:
     def _recorder(self, device_index: int) -> CudaRecorder | None:
         from pygraphd.client.backend import driver
         from pygraphd.client.recording.capture import CudaRecorder
+        from pygraphd.client.replay.native.ffi import helper
 
         try:
-            if reason := torch_private.missing_for_relocation() or self.prepare_helper():
+            if reason := torch_private.missing_for("relocation"):
                 raise driver.DriverError(reason, 0)
-            return CudaRecorder(driver.load(), device_index, self._options.memory_bytes)
+            loaded = driver.load()
+            # The helper is compiled into the cache's folder, to which a read-only process adds nothing.
+            if reason := helper.prepare(self._folder, may_compile=not self._options.readonly):
+                raise driver.DriverError(f"compiled helper: {reason}", 0)
+            return CudaRecorder(loaded, device_index, self._options.memory_bytes)
         except driver.DriverError as error:
             self._report.count_failure(f"relocatable graphs: {error}")
             return None
-
-    def prepare_helper(self) -> str | None:
-        """Start the compiler of the helper unless that was done; return why there will be no helper.
-
-        No call waits for it, so this is best done early.
-        """
-        if not self._options.relocate or torch_private.missing_for_relocation():
-            return None
-        from pygraphd.client.replay.native.ffi import helper
-
-        # The helper is compiled into the cache's folder, to which a read-only process adds nothing.
-        reason = helper.prepare(self._folder, may_compile=not self._options.readonly)
-        return f"compiled helper: {reason}" if reason else None

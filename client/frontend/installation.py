@@ -107,8 +107,6 @@ class Hook:
             is_readonly = runtime.options.readonly
             if reason := daemon_start.ensure(transport, forbidden=forbidden if is_readonly else None):
                 runtime.report.count_failure(f"daemon: {reason}")
-            if torch_private.cuda_is_set_up():  # else there may be no graph to record
-                runtime.devices.prepare_helper()
             with self._guard("adding to artifacts"):
                 self._undo.append(torch_private.add_to_artifacts(self._before_saving))
         with self._guard("splitting graphs"):
@@ -123,9 +121,9 @@ class Hook:
         from pygraphd.client.backend import torch_private
 
         runtime = self.runtime
-        if runtime is None or not runtime.options.relocate or torch_private.missing_for_passes():
+        if runtime is None or not runtime.options.relocate or torch_private.missing_for("passes"):
             return
-        if reason := torch_private.missing_for_partitions():
+        if reason := torch_private.missing_for("partitions"):
             runtime.report.count_failure(f"custom operators: {reason}")
             return
         self._undo.append(torch_private.split_graphs(runtime.options.graph_ops))
@@ -136,7 +134,7 @@ class Hook:
         from pygraphd.client.decisions.ranks.process_group import GRAPH_REGISTER
 
         is_on = self.runtime is not None and self.runtime.options.collectives
-        if is_on and torch_private.missing_for_groups() is None:
+        if is_on and torch_private.missing_for("groups") is None:
             if GRAPH_REGISTER not in os.environ:
                 os.environ[GRAPH_REGISTER] = "0"
                 self._undo.append(lambda: os.environ.__delitem__(GRAPH_REGISTER))
@@ -156,7 +154,6 @@ class Hook:
     # --- before a compilation ---
 
     def _add_pass(self) -> None:
-        """Have the passes of placement run in all that is compiled, if that is asked for."""
         if self.everything and not self._has_pass and self._places():
             from pygraphd.client.backend import torch_private
 
@@ -182,7 +179,7 @@ class Hook:
             return False
         from pygraphd.client.backend import torch_private
 
-        if reason := torch_private.missing_for_passes():
+        if reason := torch_private.missing_for("passes"):
             runtime.report.count_failure(f"placement: {reason}")
         return reason is None
 
@@ -256,9 +253,7 @@ class Hook:
         from pygraphd.client.placement import provenance
 
         with self._guard("reporting placement"):
-            if runtime.options.placement and not provenance.passes_ran(compiled):
-                runtime.report.count_failure(provenance.NOT_APPLIED)
-            provenance.report_results(compiled, runtime.report)
+            provenance.report_results(compiled, runtime.report, expected=runtime.options.placement)
 
     def _guard(self, what: str) -> guarded:
         return guarded(self.runtime.report if self.runtime is not None else None, what, in_full=True)

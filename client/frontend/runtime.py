@@ -104,7 +104,6 @@ class Runtime:
         return made
 
     def _why_not_ours(self, facts: CompiledFacts, box: object) -> str | None:
-        """Return why Inductor is to run a graph as it does without PyGraph."""
         if facts.device_index is None:
             return None  # there is nothing to be done, which is to be reported
         if not self.options.relocate:
@@ -152,4 +151,4 @@ class Runtime:
         if not self.options.readonly:
             self.cache.bundle.write()
         for reason in torch_private.graph_breaks():
-            self.report.count_graph_break(reason)
+            self.report.note("graph_breaks", reason)

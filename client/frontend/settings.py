@@ -1,21 +1,4 @@
-"""Reads the environment variables that users can set. An invalid value is named, and the default stands.
-
-`PYGRAPH_DISABLE=1`: PyGraph is not installed, whatever else asks for it.
-`PYGRAPH_READONLY=1`: the cache is read and never added to, and no daemon is started.
-`PYGRAPH_REFRESH=1`: the cache is ignored; all graphs are measured anew, and the results replace its entries.
-`PYGRAPH_RELOCATE=0`: all graphs are left to PyTorch, which runs them as without PyGraph.
-`PYGRAPH_COLLECTIVES=0`: graphs with collectives are left to PyTorch; by default all ranks record them in the same call.
-`PYGRAPH_PLACEMENT=0`: CPU values in a graph stay on the CPU, and are computed between the captured partitions.
-`PYGRAPH_TRUST=all|validate|local`: decisions of other users and hosts are believed; validated on a few calls (default); not used.
-`PYGRAPH_GRAPH_OPS=namespace,namespace::operator`: custom operators that may be captured, as they do nothing on the host.
-`PYGRAPH_SIZES`: how many dynamic sizes of a graph are decided at a time; 64 by default, 0: none.
-`PYGRAPH_SIZE_CALLS`: the call from which on a dynamic size is decided; 3 by default.
-`PYGRAPH_RECHECK_S`: seconds between two checks of a graph's results, or a length of time; 600 by default, 0: none.
-`PYGRAPH_MAX_AGE`: seconds, or `30d`, `12h`; entries measured longer ago are measured anew; 30 days by default, 0: no limit.
-`PYGRAPH_MEMORY`: bytes, or `512MB`, `4GiB`; the GPU memory that recording may take beside the program's; 0 by default: all that is free.
-`PYGRAPH_BUNDLE=FOLDER`: decisions are also looked up in the files of a folder, and written there when the program ends.
-`PYGRAPH_LOG=debug|info|warning`: changes of state are logged from this level on; by default nothing is printed.
-"""
+"""Reads the environment variables that users can set; README.md has their meaning. An invalid value is named, and the default stands."""
 
 from __future__ import annotations
 
@@ -84,30 +67,30 @@ class Options:
 
 def read(environ: Mapping[str, str]) -> Options:
     """Return the options in an environment."""
-    misread: list[str] = []
-    relocate = _switch(RELOCATE, environ, misread, default=True)
-    placement = _switch(PLACEMENT, environ, misread, default=True)
-    collectives = _switch(COLLECTIVES, environ, misread, default=True)
+    reader = _Reader(environ)
+    relocate = reader.switch(RELOCATE, default=True)
+    placement = reader.switch(PLACEMENT, default=True)
+    collectives = reader.switch(COLLECTIVES, default=True)
     return Options(
-        readonly=_switch(READONLY, environ, misread),
-        refresh=_switch(REFRESH, environ, misread),
+        readonly=reader.switch(READONLY),
+        refresh=reader.switch(REFRESH),
         relocate=relocate,
         placement=placement and relocate,  # for the sake of graphs, and of nothing else
         collectives=collectives and relocate,  # NCCL is set up for graphs of ours alone
-        graph_ops=_operators(environ, misread),
-        recheck_s=_parsed(RECHECK, environ, misread, parse_duration, RECHECK_S),
-        max_age_s=_parsed(MAX_AGE, environ, misread, parse_duration, MAX_AGE_S),
-        memory_bytes=_parsed(MEMORY, environ, misread, parse_size, 0),
+        graph_ops=reader.operators(GRAPH_OPS),
+        recheck_s=reader.parsed(RECHECK, parse_duration, RECHECK_S),
+        max_age_s=reader.parsed(MAX_AGE, parse_duration, MAX_AGE_S),
+        memory_bytes=reader.parsed(MEMORY, parse_size, 0),
         sizes=Bounds(
-            sizes=_number(SIZES, environ, misread, default=Bounds().sizes, least=0),
-            calls=_number(SIZE_CALLS, environ, misread, default=Bounds().calls, least=1),
+            sizes=reader.number(SIZES, Bounds().sizes, least=0),
+            calls=reader.number(SIZE_CALLS, Bounds().calls, least=1),
         ),
-        trust=_trust(environ, misread),
+        trust=reader.parsed(TRUST, _trust, Trust.VALIDATE, ", ".join(Trust)),
         # Absolute, since the program may change its folder before it ends.
         bundle=Path(environ[BUNDLE]).absolute() if environ.get(BUNDLE) else None,
-        log=_level(environ, misread),
+        log=reader.parsed(LOG, _level, None, ", ".join(log.LEVELS)),
         # Last, since the calls above add to the list.
-        misread=tuple(misread),
+        misread=tuple(reader.misread),
     )
 
 
@@ -116,62 +99,55 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
     return environ.get(DISABLE, "").strip().lower() not in _OFF
 
 
-def _trust(environ: Mapping[str, str], misread: list[str]) -> Trust:
-    value = environ.get(TRUST, "").strip().lower() or Trust.VALIDATE
-    if value not in list(Trust):
-        misread.append(f"{TRUST}={environ[TRUST]} is not understood: set it to {', '.join(Trust)}")
-        return Trust.VALIDATE
-    return Trust(value)
+class _Reader:
+    """Reads the variables of an environment; `misread` gets a message for each invalid value."""
 
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.misread: list[str] = []
 
-def _level(environ: Mapping[str, str], misread: list[str]) -> str | None:
-    value = environ.get(LOG, "").strip().lower()
-    if value in log.LEVELS:
-        return value
-    if value not in _OFF:
-        misread.append(f"{LOG}={environ[LOG]} is not understood: set it to {', '.join(log.LEVELS)}")
-    return None
+    def parsed(self, name: str, parse: Callable[[str], _T], default: _T, expected: str = "") -> _T:
+        """Return a value that `parse` makes, or raises ValueError; `expected` says what to set, where the error's text does not."""
+        value = self._environ.get(name, "").strip()
+        try:
+            return parse(value) if value else default
+        except ValueError as error:
+            given = self._environ[name]
+            why = f"={given} is not understood: set it to {expected}" if expected else f": {error}"
+            self.misread.append(f"{name}{why}")
+            return default
 
+    def switch(self, name: str, *, default: bool = False) -> bool:
+        return self.parsed(name, _is_on, default, "1 or 0")
 
-def _operators(environ: Mapping[str, str], misread: list[str]) -> frozenset[str]:
-    names = {each.strip() for each in environ.get(GRAPH_OPS, "").split(",")} - {""}
-    bad = sorted(each for each in names if not vouched_operators.is_name(each))
-    misread.extend(
-        f"{GRAPH_OPS}: {each} is not understood: name a namespace or a namespace::operator" for each in bad
-    )
-    return frozenset(names.difference(bad))
+    def number(self, name: str, default: int, *, least: int) -> int:
+        def parse(value: str) -> int:
+            if not least <= (number := int(value)) <= MAX_NUMBER:
+                raise ValueError
+            return number
 
+        return self.parsed(name, parse, default, f"a whole number from {least} to {MAX_NUMBER}")
 
-def _switch(name: str, environ: Mapping[str, str], misread: list[str], *, default: bool = False) -> bool:
-    value = environ.get(name, "").strip().lower()
-    if value not in _ON | _OFF:
-        misread.append(f"{name}={environ[name]} is not understood: set it to 1 or 0")
-    if default:
-        # A value that is empty or not understood keeps the default.
-        return value not in _OFF - {""}
-    return value in _ON
-
-
-def _number(name: str, environ: Mapping[str, str], misread: list[str], *, default: int, least: int) -> int:
-    value = environ.get(name, "").strip()
-    try:
-        number = int(value or default)
-    except ValueError:
-        number = -1
-    if not least <= number <= MAX_NUMBER:
-        misread.append(
-            f"{name}={environ[name]} is not understood: set it to a whole number from {least} to {MAX_NUMBER}"
+    def operators(self, name: str) -> frozenset[str]:
+        names = {each.strip() for each in self._environ.get(name, "").split(",")} - {""}
+        bad = sorted(each for each in names if not vouched_operators.is_name(each))
+        self.misread.extend(
+            f"{name}: {each} is not understood: name a namespace or a namespace::operator" for each in bad
         )
-        return default
-    return number
+        return frozenset(names.difference(bad))
 
 
-def _parsed(
-    name: str, environ: Mapping[str, str], misread: list[str], parse: Callable[[str], _T], default: _T
-) -> _T:
-    value = environ.get(name, "").strip()
-    try:
-        return parse(value) if value else default
-    except ValueError as error:
-        misread.append(f"{name}: {error}")
-        return default
+def _is_on(value: str) -> bool:
+    if (lower := value.lower()) not in _ON | _OFF:
+        raise ValueError
+    return lower in _ON
+
+
+def _trust(value: str) -> Trust:
+    return Trust(value.lower())
+
+
+def _level(value: str) -> str | None:
+    if (lower := value.lower()) not in {*log.LEVELS, *_OFF}:
+        raise ValueError
+    return lower if lower in log.LEVELS else None

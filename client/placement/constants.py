@@ -1,27 +1,24 @@
 """Places constants on the GPU: CPU values that are known at compilation go there once, instead of at every call.
 
-A constant is a literal tensor of the program (`torch.tensor([0, 2])` in a forward) or is computed from constants. It is computed
-here, on the CPU, with the bits of a program that is not compiled. Copies to the GPU and indices into a GPU tensor then read the GPU's
-copy; all other uses keep the CPU value. A value that follows from sizes alone (`torch.arange(n)`) is a constant, too, where Inductor does
-not move it itself: it does so in modes with CUDA graphs, and in others for indices.
+A constant is a literal tensor of the program (`torch.tensor([0, 2])`) or is computed from constants: here, on the CPU, with the bits of a
+program that is not compiled. Copies to the GPU and indices into a GPU tensor then read the GPU's copy; all other uses keep the CPU value. A
+value that follows from sizes alone (`torch.arange(n)`) is a constant where Inductor does not move it: it does in modes with CUDA graphs,
+and in others for indices.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils
-from pygraphd.client.placement.fx_utils import PassResult
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+from pygraphd.client.placement.fx_utils import A_MASK, RUN_TIME_SIZE, PassResult
 
 MAX_CONSTANT_BYTES = 16 << 20
 """The largest constant that is kept on the GPU, in bytes."""
@@ -31,14 +28,12 @@ MAX_GRAPH_BYTES = 64 << 20
 INPUT = "it is computed from an input of the graph"
 TOO_LARGE = "it is larger than 16 MiB"
 TOO_MANY = "the constants of this graph take more than 64 MiB"
-RUN_TIME_SIZE = "its size is known at run time only"
 RANDOM = "it is random, or not initialised"
 NOT_PLAIN = "it is no plain tensor on the CPU"
 NOT_COMPUTED = "it could not be computed when the graph was compiled"
 NOT_PURE = "it is computed by an operator that may have side effects"
 NO_CONSTANT = "it follows from sizes alone, which Inductor places itself"
 USED_HERE = "the CPU computes with it further, and would compute other bits"
-A_MASK = "it is a mask, and the number of elements that it selects is known at run time only"
 
 _COPIES = frozenset({fx_utils.FRESH, torch.ops.aten.clone.default})
 
@@ -144,7 +139,7 @@ class _CompileTimeValues:
         while waiting:
             each = waiting[-1]
             missing = [one for one in each.all_input_nodes if one not in self._found]
-            if each in self._found or not (missing and self._may_be_computed(each)):
+            if each in self._found or not missing or each.op != "call_function" or _why_not_computable(each):
                 waiting.pop()
                 self._found.setdefault(each, self._find(each))
             else:
@@ -165,7 +160,6 @@ class _CompileTimeValues:
         return None
 
     def _inexact_before(self, node: Node) -> set[Node]:
-        """Return the inexact values that a node is computed from."""
         found: set[Node] = set()
         waiting = [*node.all_input_nodes]
         while waiting:
@@ -189,9 +183,6 @@ class _CompileTimeValues:
                 seen.add(user)
                 waiting.append(user)
         return False
-
-    def _may_be_computed(self, node: Node) -> bool:
-        return node.op == "call_function" and _why_not_computable(node) is None
 
     def _find(self, node: Node) -> torch.Tensor | str:
         if node.op == "placeholder":
@@ -264,20 +255,16 @@ def _change(graph: Graph, changes: list[tuple[Node, Node, torch.Tensor]], to_dev
     """Change the uses one by one: an exception in between leaves a graph that computes the same."""
     constants: dict[tuple[Node, torch.device], Node] = {}
     # One iterator for all: asking for each name from 0 on takes seconds with thousands of constants.
-    names = _free_names(graph.owning_module)
+    names = (f"_pygraph_known_{number}" for number in itertools.count())
+    free = (name for name in names if not hasattr(graph.owning_module, name))
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for user, value, known in changes:
         key = value, fx_utils.fake(user).device
         if key not in constants:
             with graph.inserting_before(first):
-                first = constants[key] = _add_constant(graph, next(names), *key, to_device(known, key[1]))
+                first = constants[key] = _add_constant(graph, next(free), *key, to_device(known, key[1]))
         fx_utils.replace_use(graph, user, value, constants[key])
     fx_utils.remove_unused(graph, [value for _, value, _ in changes])
-
-
-def _free_names(module: object) -> Iterator[str]:
-    names = (f"_pygraph_known_{number}" for number in itertools.count())
-    return (name for name in names if not hasattr(module, name))
 
 
 def _add_constant(graph: Graph, name: str, value: Node, device: torch.device, known: torch.Tensor) -> Node:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from pygraphd.client.backend import torch_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from torch.fx import Graph
 
 COPY = torch.ops.prims.device_put.default
 """The operator that copies a tensor to a device."""
@@ -29,6 +28,9 @@ INDEXING = frozenset(
 )
 """Operators whose second argument is a list of indices."""
 INDEX_TYPES = frozenset({torch.int64, torch.int32})
+RUN_TIME_SIZE = "its size is known at run time only"
+A_MASK = "it is a mask, and the number of elements that it selects is known at run time only"
+_FILE_AND_LINE = re.compile(r'^\s*File "(.*?)", line (\d+)', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,7 @@ def skip_message(user: Node, reason: str) -> str:
 
 def source_line(node: Node) -> str:
     """Return the source line of a node as ` (file:line)`, or '': the innermost outside of PyTorch, else the innermost."""
-    lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines()]
-    found = [_file_and_line(line) for line in lines if line.startswith("File ")]
+    found = _FILE_AND_LINE.findall(str(node.meta.get("stack_trace") or ""))
     if not found:
         return ""
     # Dynamo inlines torch's layers and distributions, whose lines tell the user nothing.
@@ -57,11 +58,6 @@ def source_line(node: Node) -> str:
         (each for each in reversed(found) if not torch_private.is_own_file(each[0])), found[-1]
     )
     return f" ({file}:{number})"
-
-
-def _file_and_line(line: str) -> tuple[str, str]:
-    file, _, rest = line.removeprefix('File "').partition('", line ')
-    return file, rest.partition(",")[0]
 
 
 def fake(node: object) -> torch.Tensor:

@@ -7,21 +7,18 @@ are sent as one value, since each copy costs host time. `inputs.py` decides whic
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    from torch.fx import Graph
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -125,7 +122,7 @@ def find_groups(graph: Graph, may_be_moved: Callable[[Node], bool]) -> list[Grou
             alone += [Group({node: None})] if node.op == "placeholder" else []
         elif node.op == "placeholder":
             group_of[node] = Group({node: None})
-        elif node.op == "get_attr" or _is_constant_factory(node):
+        elif node.op == "get_attr" or (node.target in _MAKERS and not node.all_input_nodes):
             constant.add(node)
         elif node.target in ARITHMETIC:
             _join(node, group_of, constant)
@@ -160,11 +157,6 @@ def _is_lossless_cast(node: Node) -> bool:
         return False
     before, after = node.args
     return after in {torch.float32, torch.float64} and not fx_utils.fake(before).dtype.is_complex
-
-
-def from_first_mutation(graph: Graph) -> frozenset[Node]:
-    """Return the first node that writes to an input, and all nodes after it."""
-    return frozenset(itertools.dropwhile(lambda node: not fx_utils.is_mutating(node), graph.nodes))
 
 
 def is_backward(graph: Graph) -> bool:
@@ -213,11 +205,6 @@ def _with_dependencies(values: Iterable[Node]) -> Iterable[Node]:
         if not missing:
             found.setdefault(waiting.pop())
     return found
-
-
-def _is_constant_factory(node: Node) -> bool:
-    """Return whether a node makes a tensor from numbers alone."""
-    return node.target in _MAKERS and not node.all_input_nodes
 
 
 def pin_to_cpu(graph: Graph, value: Node) -> Node:

@@ -1,14 +1,14 @@
 """Places small CPU inputs of a graph on the GPU: a temperature, a learning rate, a buffer left on the CPU.
 
-They are sent before the captured partition runs, if they have changed (`upload.py`). PyTorch copies them at every call, and captures
-nothing between the first and the last of their uses. Three kinds of use are changed: copies to the GPU, indices into GPU tensors, and
-scalars of element-wise operators. The same uses of values that the CPU computes from inputs are changed, too (`hoist.py`). CPU uses of an
-input, and a returned input, stay as they are.
+They are sent before the captured partition runs, if they have changed (`upload.py`), and so are values that the CPU computes from them
+(`hoist.py`). Three kinds of use are changed: copies to the GPU, indices into GPU tensors, and scalars of element-wise operators. CPU uses of
+an input, and a returned input, stay as they are.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import operator
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.placement import fx_utils, hoist
-from pygraphd.client.placement.fx_utils import PassResult
+from pygraphd.client.placement.fx_utils import A_MASK, RUN_TIME_SIZE, PassResult
 from pygraphd.client.placement.upload import SENT, STAGED, packs, specs_text
 
 if TYPE_CHECKING:
@@ -41,12 +41,10 @@ FEW_SCALARS = 8
 TOO_LARGE = "it is larger than 16 KiB"
 TOO_MANY = "the small inputs of this graph take more than 64 KiB"
 TOO_MUCH = "values that the CPU computes from the inputs of this graph take more than 1 MiB"
-RUN_TIME_SIZE = "its size is known at run time only"
 NOT_PLAIN = "it is no plain, contiguous tensor"
 CHANGED = "the graph changes it in place"
 USED_HERE = "the CPU computes with it, too, in a way that cannot be moved"
 SAVED = "the CPU computes with it in a backward, and its forward may have saved it on the GPU"
-A_MASK = "it is a mask, and the number of elements that it selects is known at run time only"
 OTHER_USE = "it is used in a way that may depend on its device"
 SEVERAL_GPUS = "more than one GPU uses it"
 ONLY_A_FEW = "it is one of a few scalars, which PyTorch sends as fast"
@@ -114,7 +112,8 @@ class _Plan:
         count = sum(len(group.inputs) for group in groups)
         # In torch 2.11 PyTorch's pass also returns moved scalars on the GPU, which crashes a backward compiled for CPU scalars.
         leaves = any(group.is_written_back for group in groups) or any(map(hoist.is_returned, values))
-        if count >= FEW_SCALARS or leaves or _has_other_uses(values, users):
+        are_scalars = not any(fx_utils.fake(each).dim() for each in values)
+        if count >= FEW_SCALARS or leaves or not (are_scalars and all(map(fx_utils.is_pointwise, users))):
             return
         # In default mode: Inductor may reuse the memory of a computed value while the GPU still reads it from there.
         if any(group.needs_cpu for group in groups) and not torch_private.cudagraphs_asked():
@@ -133,7 +132,9 @@ class _Plan:
 
 def _plan(graph: Graph) -> _Plan:
     plan = _Plan()
-    late, is_backward = hoist.from_first_mutation(graph), hoist.is_backward(graph)
+    # From the first node on that writes to an input.
+    late = frozenset(itertools.dropwhile(lambda node: not fx_utils.is_mutating(node), graph.nodes))
+    is_backward = hoist.is_backward(graph)
     for group in hoist.find_groups(graph, _may_be_moved):
         if group.gpu_uses:
             plan.add(group, _why_not(group, late, is_backward=is_backward))
@@ -150,11 +151,6 @@ def _scalars(graph: Graph) -> list[Node]:
         and not value.dim()
         and value.device.type == "cpu"
     ]
-
-
-def _has_other_uses(values: Iterable[Node], users: Iterable[Node]) -> bool:
-    """Return whether any value is no scalar, or any user is not element-wise."""
-    return any(fx_utils.fake(each).dim() for each in values) or not all(map(fx_utils.is_pointwise, users))
 
 
 def _reported_here(group: Group) -> list[Node]:

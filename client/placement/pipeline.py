@@ -46,7 +46,7 @@ class Placement:
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Run all passes on a graph, in place; an exception is saved as a failure."""
-        provenance.save_that_passes_ran()
+        torch_private.count_in_compilation(provenance.RAN, 1)
         try:
             for counter, result in self._run_passes(graph):
                 provenance.save(counter, result)
@@ -56,7 +56,8 @@ class Placement:
             # Within the user's compilation, which goes on with the graph as far as it was changed.
             if raised_by_handler(error):
                 raise
-            provenance.save_failure(f"placement: {type(error).__name__}: {error}"[:200])
+            failure = f"placement: {type(error).__name__}: {error}"[:200]
+            torch_private.count_in_compilation(provenance.FAILED + failure, 1)
 
     def _run_passes(self, graph: torch.fx.Graph) -> Iterator[tuple[str, PassResult]]:
         """Yield the counter's name and the result of each pass when it has ended: changes stay if a later pass fails."""

@@ -21,15 +21,12 @@ COUNTS = KNOWN, INPUTS = "placed", "placed_inputs"
 """The names of the counters in the summary, one for each pass."""
 NOT_APPLIED = "placement: not applied to a graph: a user's pass has replaced it, or Inductor's passes are off"
 _OURS = "pygraph "
-_RAN = f"{_OURS}rules"
+RAN = f"{_OURS}rules"
+"""The name of a counter that says that the passes ran."""
+FAILED = f"{_OURS}failed: "
+"""The beginning of the name of a counter that says why a pass failed."""
 _LEFT = f"{_OURS}left_on_cpu: "
-_FAILED = f"{_OURS}failed: "
 _MODULE = f"{_OURS}module: "
-
-
-def save_that_passes_ran() -> None:
-    """Save with the current compilation that the passes ran."""
-    torch_private.count_in_compilation(_RAN, 1)
 
 
 def save_module(graph: torch.fx.Graph) -> None:
@@ -48,11 +45,6 @@ def module_of(compiled: Any) -> str:
     return next((name.removeprefix(_MODULE) for name in names if name.startswith(_MODULE)), "")
 
 
-def save_failure(reason: str) -> None:
-    """Save with the current compilation that a pass failed, and why."""
-    torch_private.count_in_compilation(_FAILED + reason, 1)
-
-
 def save(counter: str, result: PassResult) -> None:
     """Save the result of a pass with the current compilation; `counter` is one of `COUNTS`."""
     if result.uses:
@@ -62,17 +54,15 @@ def save(counter: str, result: PassResult) -> None:
         torch_private.count_in_compilation(_LEFT + reason, 1)
 
 
-def passes_ran(compiled: Any) -> bool:
-    """Return whether the passes ran on a compiled graph."""
-    return _RAN in torch_private.counted_in_compilation(compiled)
-
-
-def report_results(compiled: Any, report: Report) -> None:
-    """Report the results saved with a compiled graph."""
-    for name, count in torch_private.counted_in_compilation(compiled).items():
+def report_results(compiled: Any, report: Report, *, expected: bool = False) -> None:
+    """Report the results saved with a compiled graph; that there are none is a failure if they are `expected`."""
+    results = torch_private.counted_in_compilation(compiled)
+    if expected and RAN not in results:
+        report.count_failure(NOT_APPLIED)
+    for name, count in results.items():
         if name.startswith(_LEFT):
-            report.count_left_on_cpu(name.removeprefix(_LEFT), count)
-        elif name.startswith(_FAILED):
-            report.count_failure(name.removeprefix(_FAILED))
+            report.note("left_on_cpu", name.removeprefix(_LEFT), count)
+        elif name.startswith(FAILED):
+            report.count_failure(name.removeprefix(FAILED))
         elif name.removeprefix(_OURS) in COUNTS and name.startswith(_OURS):
             report.count(**{name.removeprefix(_OURS): count})

@@ -1,13 +1,12 @@
 """`pygraphd::sent`, the operator that gives a compiled graph its small CPU values on the GPU: it sends those whose bytes have changed.
 
-It stands at the beginning of a graph, outside of the captured partitions, and runs at every call. A change is detected by comparing bytes.
-A tensor's version is not enough, since NumPy, `.data`, `ctypes` and other processes write without changing it. Nor is its identity: a
-Python number is a new tensor at every call. Reading a few bytes is cheaper than a call into PyTorch.
+It stands at the beginning of a graph, outside of the captured partitions, and runs at every call. It compares bytes, which is cheaper than a
+call into PyTorch: NumPy, `.data`, `ctypes` and other processes write without changing a tensor's version, and a Python number is a new
+tensor at every call.
 
-Values of one dtype are packed into one copy, which is made if any of them has changed: the host time of a copy hardly depends on its size.
-A copy from pageable memory returns when CUDA has read the memory, without waiting for the GPU. Each copy is a new allocation of PyTorch's
-allocator, so that nothing is written that a kernel or a saved activation may still read. The previous copy is released first: in steady
-state the new one has the same address, and no recording has to be relocated.
+Values of one dtype are packed into one copy, since its host time hardly depends on its size. From pageable memory it does not wait for the
+GPU. Each copy is a new allocation, so that nothing is written that a kernel or a saved activation may still read. The previous copy is
+released first: in steady state the new one has the same address, and no recording has to be relocated.
 
 `pygraphd::staged` copies a few scalars to pinned memory at every call; the graph copies them on to the GPU.
 """
@@ -111,14 +110,14 @@ class Sender:
     ) -> list[torch.Tensor]:
         """Return the packs of contiguous CPU values on `device`, read-only: by plain copies after an error of its own, which it never raises."""
         try:
-            found = self._cached_or_sent(values, device, specs, graph)
+            if (found := self._cached_or_sent(values, device, specs, graph)) is not None:
+                return found
         except Exception as error:
             if raised_by_handler(error):
                 raise
-            self._fail(error)  # the user's call goes on with plain copies
-            found = None
-        if found is not None:
-            return found
+            # The user's call goes on with plain copies.
+            if (report := self.report()) is not None:
+                report.count_failure(f"sending CPU values: {type(error).__name__}: {error}"[:200])
         is_captured = _is_captured(device)
         return [_copy_each(pack, values, device, is_captured=is_captured) for pack in packs(specs)]
 
@@ -157,10 +156,6 @@ class Sender:
         """Release all copies."""
         self._copies.clear()
 
-    def _fail(self, error: Exception) -> None:
-        if (report := self.report()) is not None:
-            report.count_failure(f"sending CPU values: {type(error).__name__}: {error}"[:200])
-
 
 def _copy_packed(pack: Pack, contents: Sequence[bytes], device: torch.device) -> torch.Tensor:
     with torch.inference_mode(False):  # a later call may be a training step
@@ -189,7 +184,6 @@ def _copy_each(
 
 
 def _is_captured(device: torch.device) -> bool:
-    """Return whether the program captures the current stream of a GPU."""
     return device.type == "cuda" and bool(torch_private.in_capture()())
 
 
@@ -201,10 +195,6 @@ def _stage(scalars: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return the values of 0-d CPU tensors of one dtype in new memory, which is pinned if `device` is a GPU."""
     memory = torch.empty(len(scalars), dtype=scalars[0].dtype, pin_memory=device.type == "cuda")
     return torch.stack(scalars, out=memory)
-
-
-def _stage_from_gpu(scalars: list[torch.Tensor], device: torch.device) -> torch.Tensor:
-    return _stage([each.cpu() for each in scalars], device)
 
 
 def _fake(values: list[Any], device: torch.device, specs: str, graph: str) -> list[Any]:
@@ -225,6 +215,7 @@ SENT = torch.ops.pygraphd.sent.default
 # Code of Inductor's for the same copy would be C++: without it, a graph that runs on the GPU alone needs no C++ compiler.
 _library.define("staged(Tensor[] scalars, Device device) -> Tensor")
 _library.impl("staged", _stage, "CPU")
-_library.impl("staged", _stage_from_gpu, "CUDA")  # in a backward, as `sent`
+# In a backward, as `sent`.
+_library.impl("staged", lambda scalars, device: _stage([each.cpu() for each in scalars], device), "CUDA")
 torch.library.register_fake("pygraphd::staged", lambda scalars, device: torch.stack(scalars), lib=_library)
 STAGED = torch.ops.pygraphd.staged.default

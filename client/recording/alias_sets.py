@@ -22,6 +22,7 @@ from pygraphd.client.replay.outputs import (
     Fixed,
     Flagged,
     Input,
+    Output,
     Part,
     Same,
     View,
@@ -44,7 +45,6 @@ from pygraphd.client.replay.segments import InputGroup
 if TYPE_CHECKING:
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.recording.capture import Capture
-    from pygraphd.client.replay.outputs import Output
 
 SAVED_SHARE = Share(count=16, least=2 << 20)
 """About how many allocations hold the tensors saved for a backward. A single one would need a gap of its whole size in memory."""
@@ -75,7 +75,10 @@ class AliasSets:
         self.storages = {storage: tuple(outputs) for storage, outputs in storages.items()}
         """The indices of the outputs in each storage."""
         # Saved outputs alone: the program may free or resize the storage of any other output, and none may go with it.
-        pieces = self._pieces([each for each, outputs in self._members.items() if saved.issuperset(outputs)])
+        only_saved = [each for each, outputs in self._members.items() if saved.issuperset(outputs)]
+        sizes = [blocks(self._spans[each].size) * BLOCK for each in only_saved]
+        shares = ([only_saved[position] for position in share] for share in SAVED_SHARE.pieces(sizes))
+        pieces = [share for share in shares if len(share) > 1]
         together = {*itertools.chain.from_iterable(pieces)}
         self._alone = [number for number in self._members if number not in together]
         self._packed = [pack([self._spans[number] for number in piece]) for piece in pieces]
@@ -87,12 +90,6 @@ class AliasSets:
             zip(pieces, self._packed, strict=True), len(self._alone)
         ):
             self._at.update((number, (order, offset)) for number, offset in zip(piece, offsets, strict=True))
-
-    def _pieces(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Distribute alias sets over allocations; return those allocations that hold more than one."""
-        sizes = [blocks(self._spans[each].size) * BLOCK for each in numbers]
-        pieces = ([numbers[position] for position in piece] for piece in SAVED_SHARE.pieces(sizes))
-        return [piece for piece in pieces if len(piece) > 1]
 
     def _set_of(self, value: Any) -> int | None:
         is_here = isinstance(value, torch.Tensor) and value.numel()
@@ -114,11 +111,10 @@ class AliasSets:
 
     def outputs(self, inputs: Sequence[Any], groups: InputGroups) -> tuple[Output, ...]:
         """Return how each output of a replay is made."""
+        pairs = enumerate(zip(first_positions(self._outputs), self._outputs, strict=True))
         return tuple(
             Same(first) if first < index else self._output(value, inputs, groups)
-            for index, (first, value) in enumerate(
-                zip(first_positions(self._outputs), self._outputs, strict=True)
-            )
+            for index, (first, value) in pairs
         )
 
     def _output(self, value: Any, inputs: Sequence[Any], groups: InputGroups) -> Output:
@@ -147,9 +143,8 @@ class AliasSets:
     def _whole(self, number: int) -> torch.Tensor | None:
         """Return the first output that fills its storage."""
         members = (self._outputs[index] for index in self._members[number])
-        return next(
-            (each for each in members if extent(each) == storage_of(each) and not is_flagged(each)), None
-        )
+        whole = (each for each in members if extent(each) == storage_of(each) and not is_flagged(each))
+        return next(whole, None)
 
     def memories(self, first: int) -> tuple[tuple[Memory, ...], list[SegmentRange], list[int]]:
         """Return the allocations of a call for outputs, the segments in them, and their addresses in the capture (0: none)."""
@@ -177,11 +172,8 @@ class AliasSets:
     @property
     def scratch(self) -> list[Span]:
         """The alias sets of temporaries: without outputs, and free to move."""
-        return [
-            span
-            for number, span in enumerate(self._spans)
-            if number not in self._members and number not in self._held
-        ]
+        others = self._held.union(self._members)
+        return [span for number, span in enumerate(self._spans) if number not in others]
 
 
 def is_flagged(value: Any) -> bool:
@@ -239,10 +231,7 @@ def input_groups(inputs: Sequence[Any]) -> list[tuple[InputGroup, Span]]:
 
 
 def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
-    """Extend each group to its whole storage if no other group lies in that.
-
-    A kernel may be given the address of the storage, and compute where its input begins.
-    """
+    """Extend each group to its whole storage if no other group lies in that: a kernel may be given the address of the storage alone."""
     widened: list[Span] = []
     for index, (span, tensor) in enumerate(zip(spans, first_members, strict=True)):
         storage = tensor.untyped_storage()
@@ -256,10 +245,7 @@ def _widen(spans: list[Span], first_members: list[torch.Tensor]) -> list[Span]:
 
 
 def only_for_backward(facts: GraphFacts, outputs: Sequence[Any], inputs: Sequence[Any]) -> frozenset[int]:
-    """Return the saved outputs whose storages only the backward sees.
-
-    Hooks may see all of them. A backward may compute a gradient in place in a saved output, mostly of the same size, and return it.
-    """
+    """Return the saved outputs whose storages only the backward sees."""
     if torch_private.saves_by_hooks():
         return frozenset()
     gradients = {_size(each) for each in inputs if isinstance(each, torch.Tensor) and each.requires_grad}

@@ -30,19 +30,15 @@ class AliasedMemory:
     """A range of addresses over aliased memory. `take` hands it out from front to back, as tensors of bytes."""
 
     def __init__(self, driver: Driver, device: torch.device, size: int, pages: int = 0) -> None:
-        """Map memory over `size` bytes of addresses: `pages` of 2 MiB if that is given.
-
-        Raises DriverError, for example if the device is full or cannot map memory.
-        """
+        """Map memory over `size` bytes of addresses, of `pages` of 2 MiB if given. Raises DriverError, as if the device is full."""
         self.device, self._taken = device, 0
         self.bytes = bytes_behind(size, pages)
         """Bytes of the memory behind the range."""
         # The driver maps the whole allocation each time, so the range is a multiple of it.
         self._range = -(-size // self.bytes) * self.bytes
         self._stack = contextlib.ExitStack()
-        self._address = self._stack.enter_context(
-            driver.aliased(self._range, self.bytes, self.device.index or 0)
-        )
+        aliased = driver.aliased(self._range, self.bytes, self.device.index or 0)
+        self._address = self._stack.enter_context(aliased)
 
     def close(self) -> None:
         """Give addresses and memory back. Waits for the current stream, whose kernels may access them."""
@@ -89,10 +85,7 @@ def bytes_behind(size: int, pages: int = 0) -> int:
 
 
 def without_owner(values: Iterable[Any], spans: Iterable[Span]) -> Sequence[Any]:
-    """Return values of which each tensor within the address ranges `spans` is replaced by an equal one that owns nothing there.
-
-    PyTorch counts addresses of a capture as allocated while a tensor owns them.
-    """
+    """Return the values, with tensors within `spans` replaced by equal ones that own nothing: PyTorch counts what is owned as allocated."""
     ranges, storages, replaced = merge(spans), dict[int, torch.UntypedStorage](), list(values)
     # Outputs that are one tensor go on to be one.
     for index, (first, value) in enumerate(zip(first_positions(replaced), replaced, strict=True)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,6 @@ from pygraphd.client.recording.recordings import Recordings
 from pygraphd.client.replay.native.ffi import Piece, helper
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
@@ -202,22 +200,22 @@ class WithHostState(Recordings):
 
     def _learn(self, read: Sequence[int], drawn: PhiloxRange | None) -> _Begun | None:
         """Return how the state of a replay follows from the generator's; None if it does not."""
-        ops = helper.ops(self._report.count_failure)
-        if drawn is None or ops is None:
+        if drawn is None:
             return None
         seeds, offsets = read[: len(self._state.seeds)], read[len(self._state.seeds) :]
         follows = all(drawn.before <= each < drawn.after for each in offsets)
         if not follows or any(each != _signed(drawn.seed) for each in seeds):
             return None
         pieces = [Piece(index, 0, None, index, (), ()) for index in range(len(offsets))]
-        return _Begun(tuple(each - drawn.before for each in offsets), ops.filling(pieces))
+        return _Begun(tuple(each - drawn.before for each in offsets), helper.ops.filling(pieces))
 
     def _known(self, begun: _Begun, drawn: PhiloxRange) -> Sequence[torch.Tensor]:
         seed = self._seed
         if int(seed) != _signed(drawn.seed):
             seed = self._seed = _number(_signed(drawn.seed))
         # Not views in autograd's sense: autograd would detach each of these when it is saved.
-        numbers = _numbers([drawn.before + each for each in begun.offsets])
+        values = [drawn.before + each for each in begun.offsets]
+        numbers = torch.tensor(values, dtype=torch.int64, device=_CPU)
         offsets = begun.fill([numbers], [], [None] * len(begun.offsets))
         return [*[seed] * len(self._state.seeds), *offsets]
 
@@ -239,10 +237,6 @@ def _read(scalars: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
 
 def _number(value: int) -> torch.Tensor:
     return torch.scalar_tensor(value, dtype=torch.int64, device=_CPU)  # not on the user's default device
-
-
-def _numbers(values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int64, device=_CPU)
 
 
 def _signed(seed: int) -> int:

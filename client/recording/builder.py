@@ -14,18 +14,19 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.driver import MemoryType
-from pygraphd.client.backend.errors import NotRelocatableError, TransientError
-from pygraphd.client.recording.alias_sets import AliasSets, input_groups
-from pygraphd.client.recording.false_pointers import CapturedCall, find_false_pointers
+from pygraphd.client.backend.driver import Driver, MemoryType
+from pygraphd.client.backend.errors import NotRelocatableError
+from pygraphd.client.recording.alias_sets import AliasSets, InputGroups, input_groups
+from pygraphd.client.recording.false_pointers import CapturedCall, Recapture, find_false_pointers
 from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.layout import Layout, Memory
 from pygraphd.client.replay.native.ffi import helper
-from pygraphd.client.replay.node_params import TABLES, Parameters
+from pygraphd.client.replay.node_params import Parameters
 from pygraphd.client.replay.outputs import Outputs, View
 from pygraphd.client.replay.relocation_table import (
     BLOCK,
     IN_PLACE,
+    RelocationTable,
     SegmentRange,
     Share,
     in_pieces,
@@ -40,11 +41,7 @@ from pygraphd.client.replay.single_kernel import SingleKernel
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pygraphd.client.backend.driver import Driver
-    from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.recording.capture import Capture
-    from pygraphd.client.recording.false_pointers import Recapture
-    from pygraphd.client.replay.relocation_table import RelocationTable
 
 SCRATCH = Share(count=32, least=4 << 20)
 """Scratch is allocated in about 32 pieces of at least 4 MiB: a single one would need a gap of its whole size, and many cost host time."""
@@ -79,7 +76,7 @@ def build(
 ) -> Built:
     """Make a replay of a captured call; `note` is called with later failures.
 
-    `recapture` captures the call again where false pointers are possible; Without it, every word that looks like an address counts as one.
+    `recapture` captures the call again where false pointers are possible. Without it, every word that looks like an address counts as one.
     Takes over graph and cursor of the capture, whose memory stays until `Capture.let_go`. Raises `NotRelocatableError`, `FallbackError`,
     `DriverError` or what `recapture` raises; then the capture is discarded.
     """
@@ -130,7 +127,7 @@ def _build(
         sets.saves_together,
         len(memories) - 1 if has_sizes and sizes else None,
     )
-    means = replay_device(device, note)
+    means = replay_device(device)
     _learn_random_state(capture, parameters, segments, means)
     parameters.candidates.clear()  # one for each argument, and of use only to the search
     viewed = {each.index for each in outputs if isinstance(each, View)}
@@ -149,10 +146,7 @@ def _build(
 
 
 def _refuse_own_memory(driver: Driver, first: CapturedCall, facts: GraphFacts) -> None:
-    """Raise NotRelocatableError if a graph works on memory that is neither an input nor allocated and given back within the call.
-
-    An operator that is not vouched for may replace its own workspace between two calls, and the graph would still write to the old one.
-    """
+    """Raise NotRelocatableError for memory from outside the call: an operator may replace its own workspace between two calls."""
     parameters = Parameters(driver, first.capture.graph, may_reduce=any(facts.collectives))
     spans = [*(span for _, span in input_groups(first.inputs)), *first.capture.allocations]
     known = [SegmentRange(span, IN_PLACE) for span in spans]
@@ -172,10 +166,6 @@ def _relocation_table(
     recapture: Recapture | None,
 ) -> RelocationTable:
     """Return which words hold addresses in which segments, without false pointers. Raises `NotRelocatableError` and what `recapture` raises."""
-    # Tables of a transform's plan lie on the device, and belong to the library.
-    others = outside(parameters.words, parameters.transforms, segments)
-    if any(driver.memory_type(each) is MemoryType.DEVICE for each in others):
-        raise NotRelocatableError(TABLES)
     count = 1 + max((segment.number for segment in segments), default=-1)
     table = scan(parameters.words, parameters.candidates, segments, count)
     # Triton passes parameters one by one, without padding between: such graphs need no second capture.
@@ -197,10 +187,7 @@ def _learn_random_state(
             capture.cursor = None
 
 
-def replay_device(device: torch.device, note: Callable[[str], None]) -> Device:
-    """Return the functions of torch and of the helper for replays on a device; `note`: see `Helper.ops`. Raises TransientError without it."""
-    ops = helper.ops(note)
-    if ops is None:
-        raise TransientError(helper.reason or "the compiled helper is still being compiled")
+def replay_device(device: torch.device) -> Device:
+    """Return the functions of torch and of the helper for replays on a device."""
     stream, function = torch_private.current_stream(device), torch_private.stream_function(device)
-    return Device(torch_private.allocator(device), ops, stream, function)
+    return Device(torch_private.allocator(device), helper.ops, stream, function)

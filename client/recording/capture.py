@@ -23,14 +23,13 @@ from pygraphd.client.backend.workspaces import workspaces
 from pygraphd.client.common.signals import handlers_put_off
 from pygraphd.client.decisions.ranks.write_once import RegisterError, within
 from pygraphd.client.recording.aliased_memory import AliasedMemory, without_owner
-from pygraphd.client.recording.capture_pool import AddressPool, CapturePool
+from pygraphd.client.recording.capture_pool import CapturePool
 from pygraphd.client.recording.device_waits import DeviceWaits
 from pygraphd.client.recording.lifetimes import held, lifetimes
 from pygraphd.client.recording.output_reserves import OutputReserve, OutputReserves
 from pygraphd.client.recording.watch import Watch
-from pygraphd.client.replay.native.ffi import helper
 from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks, merge
-from pygraphd.client.replay.rng import GeneratorCursor, RngCursor, generators_in
+from pygraphd.client.replay.rng import RngCursor, generators_in
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 
 if TYPE_CHECKING:
@@ -162,10 +161,7 @@ class CudaRecorder:
 
     @property
     def generator(self) -> Any:
-        """Another generator over the state that the default one has now, as captures and their replays use it.
-
-        The default one's own offset is not to be set: that would have cuDNN's recurrent layers draw their dropout anew.
-        """
+        """Another generator over the default one's present state: to set its own offset would have cuDNN's recurrent layers draw dropout anew."""
         return torch.cuda.default_generators[self._device_index].graphsafe_get_state()
 
     def capture(
@@ -196,9 +192,8 @@ class CudaRecorder:
                 if addresses is None and backing and backing * MARGIN > self._unreserved(self._counts):
                     backing = 0  # PyTorch reports an allocation that fails to its observers
                 shifts = SHIFTS if is_shifted else ()
-                made = self._capture(
-                    run_kernels, inputs, reserves, shifts, backing, addresses, may_draw=may_draw
-                )
+                places = OutputReserves(reserves, self.device, shifts, backing, addresses)
+                made = self._capture(run_kernels, inputs, places, may_draw=may_draw)
             return made  # noqa: RET504 - a handler may raise where the block ends
         except BaseException:
             if made is not None:
@@ -215,25 +210,19 @@ class CudaRecorder:
             _one_at_a_time.release()
 
     def _capture(
-        self,
-        run_kernels: Runnable,
-        inputs: list[Any],
-        reserves: Sequence[OutputReserve],
-        shifts: Sequence[int],
-        backing: int,
-        addresses: AliasedMemory | None,
-        *,
-        may_draw: bool,
+        self, run_kernels: Runnable, inputs: list[Any], reserves: OutputReserves, *, may_draw: bool
     ) -> Capture:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        graph, addresses = torch.cuda.CUDAGraph(keep_graph=True), reserves.addresses
         generators = [*generators_in(inputs).values()]
-        pool = self._pool(generators, addresses, may_draw=may_draw)
+        capturing = functools.partial(
+            torch_private.capturing, generators=generators, may_draw=may_draw, spare=self._spare_stream
+        )
+        pool = CapturePool(self.driver, self._device_index, capturing, addresses)
         try:
             with torch_private.allocation_history(self.device.index, pool.handle) as history:
-                made = OutputReserves(reserves, self.device, shifts, backing, addresses)
-                outputs, allocated, before = self._run(graph, pool, run_kernels, inputs, made)
-                allocations, alive, temporary = lifetimes(history(), before)
-                allocations, alive = (*made.spans, *allocations), (*made.spans, *alive)
+                outputs = self._run(graph, pool, run_kernels, inputs, reserves)
+                allocations, alive, temporary = lifetimes(history(), reserves.before)
+                allocations, alive = (*reserves.spans, *allocations), (*reserves.spans, *alive)
             in_place = held(alive, outputs)
             if addresses is not None and in_place:
                 raise AddressesError
@@ -249,11 +238,11 @@ class CudaRecorder:
                 as_tuple=as_tuple,
                 cursor=self._cursor(graph, generators, may_draw=may_draw),
                 pool=pool,
-                reserves=tuple(reserves),
-                backing=backing,
+                reserves=tuple(reserves.wanted),
+                backing=reserves.backing,
                 addresses=addresses,
                 temporary_bytes=temporary,
-                allocated=tuple(allocated),
+                allocated=tuple(reserves.allocated),
             )
         except BaseException as error:
             outputs = ()  # tensors in the pool must go before it, those in frames of the callable among them
@@ -270,16 +259,11 @@ class CudaRecorder:
             graph.reset()  # it would have raised where it drew
             return None
         default = torch.cuda.default_generators[self._device_index]
-        return GeneratorCursor(graph, default, self.driver, self._synchronize, self._affinity(), generators)
 
-    def _pool(
-        self, generators: Sequence[torch.Generator], addresses: AliasedMemory | None, *, may_draw: bool
-    ) -> CapturePool:
-        ops = None if addresses is None else helper.ops(lambda _: None)
-        device, spare = (self.driver, self._device_index, generators), self._spare_stream
-        if addresses is None or ops is None:
-            return CapturePool(*device, may_draw=may_draw, spare=spare)
-        return AddressPool(*device, addresses, ops, may_draw=may_draw, spare=spare)
+        def synchronize() -> None:
+            torch.cuda.current_stream(self.device).synchronize()
+
+        return RngCursor(graph, default, self.driver, synchronize, self._affinity(), generators)
 
     def _run(
         self,
@@ -288,8 +272,8 @@ class CudaRecorder:
         run_kernels: Runnable,
         inputs: list[Any],
         reserves: OutputReserves,
-    ) -> tuple[Sequence[Any], Sequence[int], int]:
-        """Return the outputs, the addresses that Inductor's code has allocated, and how many allocations preceded the call's."""
+    ) -> Sequence[Any]:
+        """Run the callable in a capture, and return the outputs in their reserves."""
         with self._random_numbers.held() if self._shares_state else contextlib.nullcontext():
             # Nothing may wait within the capture for work that the GPU still does.
             torch.cuda.synchronize()
@@ -309,22 +293,16 @@ class CudaRecorder:
                     inputs.clear()
                     reserves.close()
             self._stream.synchronize()
-        return outputs, reserves.allocated, reserves.before
+        return outputs
 
     @functools.cached_property
     def _stream(self) -> torch.cuda.Stream:
-        """The stream of captures.
-
-        PyTorch deals out the same 32 streams again and again. What another thread does on one of these would be captured, and not run.
-        """
-        return self._own_stream()
+        """The stream of captures. It is none of PyTorch's 32, on which other threads may work: that would be captured, and not run."""
+        return torch.cuda.ExternalStream(self.driver.create_stream(), self.device)
 
     @functools.cached_property
     def _spare_stream(self) -> torch.cuda.Stream:
         """The stream that a failed capture is cleaned up on: that of captures may still be in the state of being captured."""
-        return self._own_stream()
-
-    def _own_stream(self) -> torch.cuda.Stream:
         return torch.cuda.ExternalStream(self.driver.create_stream(), self.device)
 
     def _affinity(self) -> StreamAffinity:
@@ -333,15 +311,12 @@ class CudaRecorder:
             return self._random_numbers
         return StreamAffinity(self.driver, torch_private.stream_watch(self.device))
 
-    def _synchronize(self) -> None:
-        torch.cuda.current_stream(self.device).synchronize()
-
     def _take_over(self, graph: torch.cuda.CUDAGraph) -> int:
         """Return a clone of the captured graph, and remove all nodes from PyTorch's own graph."""
         captured = graph.raw_cuda_graph()
         clone = self.driver.clone(captured)
         try:
-            # Replayed without nodes, PyTorch's graph advances the generators and launches nothing; see `GeneratorCursor`.
+            # Replayed without nodes, PyTorch's graph advances the generators and launches nothing; see `RngCursor`.
             for node in self.driver.nodes(captured):
                 self.driver.destroy_node(node)
         except BaseException:
@@ -366,10 +341,8 @@ class CudaRecorder:
         """Return how many bytes of addresses suffice for the allocations of a call that has run; 0: it should get memory instead."""
         if any(EXPANDABLE in os.environ.get(name, "") for name in ALLOCATOR_VARIABLES):
             return 0  # PyTorch then has no pools with an allocator of their own
-        used = self._counts.most_allocated
-        suffices = max(
-            SPARE_ADDRESSES * used, self._most_reserved
-        )  # the program may have set the first one back
+        # The program may have set the first one back.
+        suffices = max(SPARE_ADDRESSES * self._counts.most_allocated, self._most_reserved)
         return suffices if suffices >= SPARE_ADDRESSES * ADDRESSES_FROM else 0
 
     def free_bytes(self) -> int:
@@ -382,10 +355,6 @@ class CudaRecorder:
         """Return how many bytes the allocations of a call that has run take at most, as far as the process's peak shows that."""
         counts = self._counts
         return max(counts.most_allocated, self._most_reserved) - counts.allocated
-
-    def allocated_so_far(self) -> int:
-        """Return how many bytes PyTorch has allocated since the process began, freed ones among them."""
-        return self._counts.allocated_so_far
 
     def below_peak(self) -> int:
         """Return how many bytes may be allocated now without PyTorch having to reserve more than it did at a time."""

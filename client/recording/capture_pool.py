@@ -9,99 +9,64 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.workspaces import workspaces
+from pygraphd.client.replay.native.ffi import helper
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.recording.aliased_memory import AliasedMemory
-    from pygraphd.client.replay.native.ffi import TensorOps
 
 
 class CapturePool:
-    """The memory pool of one capture, with memory of the device."""
-
-    references = 1
+    """The memory pool of one capture: memory of the device, or addresses alone, since a capture runs nothing."""
 
     def __init__(
         self,
         driver: Driver,
         device_index: int,
-        generators: Sequence[torch.Generator] = (),
-        *,
-        may_draw: bool = True,
-        spare: torch.cuda.Stream | None = None,
+        capturing: Callable[..., contextlib.AbstractContextManager[None]],
+        addresses: AliasedMemory | None = None,
     ) -> None:
-        """Serve one capture; see `torch_private.capturing`."""
+        """Serve one capture by `capturing`, which is `torch_private.capturing` with its options; from `addresses` if they are given."""
         self._driver = driver
         self._device_index = device_index
-        self._generators = generators
-        self._may_draw = may_draw
-        self._spare = spare
-        self.handle = self._made()
+        self._capturing = capturing
+        self._addresses = addresses
+        self._ops = None if addresses is None else helper.ops
         self._used = False
-
-    def _made(self) -> torch_private.Pool:
-        handle: torch_private.Pool = torch.cuda.graph_pool_handle()
-        return handle
+        if self._ops is None:
+            self.handle: torch_private.Pool = torch.cuda.graph_pool_handle()
+        else:
+            self.handle = torch_private.pool_served_by(*self._ops.arena_functions())
 
     @contextlib.contextmanager
     def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         """Capture work on the current stream into `graph`, with allocations of this thread from the pool."""
-        with torch_private.capturing(
-            graph,
-            self._device_index,
-            self.handle,
-            self._generators,
-            may_draw=self._may_draw,
-            spare=self._spare,
-        ):
+        with self._addresses_open(), self._capturing(graph, self._device_index, self.handle):
             self._used = True
             yield
+
+    @contextlib.contextmanager
+    def _addresses_open(self) -> Iterator[None]:
+        """Have the pool hand out the addresses. An allocation for which there are none is one for which there is no memory."""
+        if self._ops is None or self._addresses is None:
+            yield
+            return
+        free = self._addresses.free
+        self._ops.arena_range(free.start, free.end)
+        try:
+            yield
+        finally:
+            # The arena is one for the process: without a range, no pool gets addresses that were unmapped meanwhile.
+            self._addresses.take_up_to(self._ops.arena_range(0, 0))
 
     def release(self) -> None:
         """Give free memory of the pool back to the device."""
         used, self._used = self._used, False
         if used:
-            for _ in range(self.references):
+            # One reference is added where allocating begins; with addresses there is that of PyTorch's `MemPool`, too, which stays for good.
+            for _ in range(1 if self._ops is None else 2):
                 torch_private.release_pool(self._device_index, self.handle)
             with self._driver.relaxed():  # another thread may be capturing, on another GPU
                 workspaces.empty_cache()
-
-
-class AddressPool(CapturePool):
-    """The memory pool of one capture, with addresses over aliased memory: a capture runs nothing, and needs no memory."""
-
-    # One reference is added where allocating begins; the other is that of PyTorch's `MemPool`, which stays for good.
-    references = 2
-
-    def __init__(
-        self,
-        driver: Driver,
-        device_index: int,
-        generators: Sequence[torch.Generator],
-        addresses: AliasedMemory,
-        ops: TensorOps,
-        *,
-        may_draw: bool = True,
-        spare: torch.cuda.Stream | None = None,
-    ) -> None:
-        """Serve one capture from `addresses`."""
-        self._addresses = addresses
-        self._ops = ops
-        super().__init__(driver, device_index, generators, may_draw=may_draw, spare=spare)
-
-    def _made(self) -> torch_private.Pool:
-        return torch_private.pool_served_by(*self._ops.arena_functions())
-
-    @contextlib.contextmanager
-    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
-        """See `CapturePool.capturing`. An allocation for which there are no addresses is one for which there is no memory."""
-        free = self._addresses.free
-        self._ops.arena_range(free.start, free.end)
-        try:
-            with super().capturing(graph):
-                yield
-        finally:
-            # The arena is one for the process: without a range, no pool gets addresses that were unmapped meanwhile.
-            self._addresses.take_up_to(self._ops.arena_range(0, 0))

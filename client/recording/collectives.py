@@ -16,7 +16,7 @@ from pygraphd.client.backend.errors import NotRelocatableError, RanksError
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.pipeline import STUCK
 from pygraphd.client.recording.recordings import BEING_RECORDED, MAX_RECORDINGS, NOT_YET, Recordings
-from pygraphd.client.recording.size_slot import Persistence, Refusal
+from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
 from pygraphd.schema.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pygraphd.client.decisions.ranks.lockstep import Lockstep
     from pygraphd.client.decisions.ranks.process_group import Groups
     from pygraphd.client.recording.capture import CudaRecorder
-    from pygraphd.client.recording.size_slot import Size, SizeSlot
 
 ATTEMPT_CALLS = (3, 16, 64, 256)
 """The calls of a size at which all ranks attempt to record it, until an attempt succeeds: a rank that was late may be in time later."""
@@ -50,10 +49,8 @@ class CollectiveRecordings(Recordings):
         groups: Groups,
         max_recordings: int = MAX_RECORDINGS,
     ) -> None:
-        """Record `run_kernels`; see `Recordings`."""
         super().__init__(run_kernels, recorder, report, facts, max_recordings)
         self._groups = groups
-        self._is_closed = False
         self._timeout_s: Callable[[], float] | None = None
         """Returns the present time-out of the process group, once there is a recording."""
 
@@ -86,9 +83,6 @@ class CollectiveRecordings(Recordings):
             if slot.calls in ATTEMPT_CALLS:
                 with self._recorder.on_device() or contextlib.nullcontext():
                     return self._attempt(slot, inputs)
-            if slot.calls == 1:
-                with self._pipeline.budget.measured():
-                    return self._run_kernels(inputs)
         return self._run_kernels(inputs)
 
     def _without_replay(self, size: Size, inputs: list[Any]) -> Any:
@@ -100,37 +94,27 @@ class CollectiveRecordings(Recordings):
     def _record_or_fall_back(self, slot: SizeSlot, inputs: list[Any], reason: str) -> Any:
         return self._fall_back(reason, inputs)  # the layout does not fit on this rank: it would record alone
 
-    def close(self) -> None:
-        """Destroy all recordings, and make no more."""
-        self._is_closed = True
-        super().close()
-
     # --- an attempt ---
 
     def _attempt(self, slot: SizeSlot, inputs: list[Any]) -> Any:
-        lockstep = guarded(self._report, "recording by all ranks", in_full=True)(
-            lambda: self._begin(slot, inputs)
-        )
+        in_guard = guarded(self._report, "recording by all ranks", in_full=True)
+        lockstep = in_guard(lambda: self._begin(slot, inputs))
         if lockstep is None:
             return self._run_kernels(inputs)
         if not self._recording.acquire(blocking=False):
             # Without this vote the others would wait for this rank until the limit.
             lockstep.refuse(BEING_RECORDED)
             return self._run_kernels(inputs)
-        before_us = self._pipeline.host_us
         try:
             return self._record_together(slot, inputs, lockstep)
         finally:
-            slot.recording_us += self._pipeline.host_us - before_us
             self._recording.release()
 
     def _begin(self, slot: SizeSlot, inputs: Sequence[Any]) -> Lockstep | None:
         """Begin an attempt; return None if this rank has not voted for it, so that all ranks run KERNELS."""
-        size = ",".join(map(str, slot.size))
+        name = f"{self.facts.digest}/{','.join(map(str, slot.size))}"
         try:
-            lockstep = self._groups.lockstep(
-                frozenset().union(*self.facts.collectives), f"{self.facts.digest}/{size}"
-            )
+            lockstep = self._groups.lockstep(frozenset().union(*self.facts.collectives), name)
         except NotRelocatableError as error:
             self._refuse(slot, Refusal(str(error), Persistence.PROCESS, ReasonCode.COLLECTIVES))
             return None
@@ -141,8 +125,7 @@ class CollectiveRecordings(Recordings):
                 self._refuse(slot, Refusal(str(error), persistence, ReasonCode.RANKS_NOT_RECORDED))
             return None
         reason = A_RANK_RUNS_KERNELS if self._is_closed else self._why_not_record(slot)
-        if reason is None:
-            reason = self._conditions.why_not(inputs)
+        reason = reason or self._conditions.why_not(inputs)
         # Asked last, since it may take seconds.
         if reason is None and not self._recorder.is_idle_within(IDLE_S):
             reason = NOT_IDLE
@@ -173,7 +156,7 @@ class CollectiveRecordings(Recordings):
         self._trim()
         try:
             outputs = self._run_kernels(inputs)
-            difference = pipeline.compare(attempt, outputs, lockstep)
+            difference = pipeline.compare(attempt, outputs)
         except BaseException:
             lockstep.refuse("a call raised")
             if not pipeline.stuck:
@@ -196,9 +179,8 @@ class CollectiveRecordings(Recordings):
         """Abort the attempt on all ranks, and refuse the size if no further attempt will be made."""
         # Attempts end once the ranks have replayed: a recording that differs is not repeated.
         if refusal.persistence in {Persistence.ONE_CALL, Persistence.TRANSIENT}:
-            persistence = (
-                Persistence.PROCESS if _is_last(slot) or lockstep.steps > 0 else Persistence.ONE_CALL
-            )
+            is_over = _is_last(slot) or lockstep.steps > 0
+            persistence = Persistence.PROCESS if is_over else Persistence.ONE_CALL
             refusal = dataclasses.replace(refusal, persistence=persistence)
         lockstep.refuse(refusal.reason, for_good=refusal.persistence is not Persistence.ONE_CALL)
         self._refuse(slot, refusal)

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from pygraphd.client.replay.relocation_table import Share
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 TOLERANCE = {
     torch.float64: 1e-9,
@@ -104,23 +101,18 @@ class Again:
 
 
 def compare(
-    replayed: Values,
-    of_kernels: Values,
-    tolerance: float,
-    again: Again | None = None,
+    replayed: Values, of_kernels: Values, tolerance: float, again: Again | None = None
 ) -> Disagreement | None:
-    """Return how a replay differs from KERNELS by more than the tolerance; None if it does not.
-
-    `again` runs both further times on the same inputs, to find out how much each differs from itself.
-    """
+    """Return how a replay differs from KERNELS by more than the tolerance, and than either from itself in runs `again`; None if not."""
     if len(replayed.outputs) != len(of_kernels.outputs):
         return Disagreement(f"{len(replayed.outputs)} outputs and not {len(of_kernels.outputs)}")
     pairs: Pairs = {}
     for index, (mine, right) in enumerate(zip(replayed.all, of_kernels.all, strict=True)):
-        # The same object on both sides is an input that was read in place, or a value that a digest was compared for.
-        if isinstance(right, torch.Tensor) and mine is not right and form(mine) == form(right):
+        if mine is right:
+            continue  # an input that was read in place, or a value that a digest was compared for
+        if isinstance(right, torch.Tensor) and form(mine) == form(right):
             pairs[index] = mine, right
-        elif mine is not right and not _is_same_value(mine, right):
+        elif isinstance(right, torch.Tensor) or type(mine) is not type(right) or mine != right:
             return Disagreement(f"{of_kernels.name(index)} differs", in_values=True)
     # Bits first: they can be compared for every dtype and view, and equal ones need no arithmetic.
     pairs = {index: pairs[index] for index in differing(pairs)}
@@ -217,16 +209,11 @@ def _products_are_rounded() -> bool:
 
 
 def _by_how_much(distance: float, of: ComparedTensor) -> str:
-    """Return a distance as text for the report."""
     if not math.isfinite(distance):
         return " in where it has NaN or infinity"
     percent = 100 * distance
     text = "over 1000" if percent > 1000 else f"{percent:.0f}" if percent >= 10 else f"{percent:.2g}"
     return f" by {text} % of its largest value" if is_measured(of.dtype) else f" in {text} % of its elements"
-
-
-def _is_same_value(mine: Any, right: Any) -> bool:
-    return not isinstance(right, torch.Tensor) and type(mine) is type(right) and bool(mine == right)
 
 
 def form(value: Any) -> tuple[Any, ...] | None:
@@ -237,33 +224,25 @@ def form(value: Any) -> tuple[Any, ...] | None:
     return value.dtype, value.device, tuple(value.size()), tuple(value.stride()), flags
 
 
-def is_any_all_nan(outputs: Sequence[Any], inputs: Sequence[Any], undefined: Collection[int]) -> bool:
-    """Return whether all elements of any output are NaN, except for outputs with an index in `undefined`, and those that are inputs.
+def is_any_all_nan(outputs: Sequence[Any], left_out: Collection[int]) -> bool:
+    """Return whether all elements of any output are NaN, except for outputs with an index in `left_out`.
 
-    Memory is poisoned with NaN before a replay. So a replay that reads it at a wrong address agrees with KERNELS whose results are NaN,
-    as in the first steps of a training with a gradient scaler.
+    Memory is poisoned with NaN before a replay: one that reads it at a wrong address agrees with KERNELS whose results are NaN.
     """
     alike: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    given = {id(each) for each in inputs}
     for index, each in enumerate(outputs):
-        if index in undefined or id(each) in given or not isinstance(each, torch.Tensor):
+        if index in left_out or not isinstance(each, torch.Tensor):
             continue
-        if each.numel() and _has_nan(each.dtype):
+        has_nan = (each.dtype.is_floating_point or each.dtype.is_complex) and each.dtype.itemsize > 1
+        if has_nan and each.numel():
             alike.setdefault((each.dtype, each.device), []).append(each.detach())
     for some in alike.values():
         # First elements alone, together: nearly always they are numbers.
-        are_nan = torch.isnan(torch.cat([*map(_first, some)])).tolist()
+        firsts = [each.as_strided((1,), (1,), int(each.storage_offset())) for each in some]
+        are_nan = torch.isnan(torch.cat(firsts)).tolist()
         if any(bool(torch.isnan(each).all()) for each, is_nan in zip(some, are_nan, strict=True) if is_nan):
             return True
     return False
-
-
-def _has_nan(dtype: torch.dtype) -> bool:
-    return bool(dtype.is_floating_point or dtype.is_complex) and int(dtype.itemsize) > 1
-
-
-def _first(value: torch.Tensor) -> torch.Tensor:
-    return value.as_strided((1,), (1,), int(value.storage_offset()))
 
 
 # --- tensors that differ in any bit ------------------------------------------------------------------------------

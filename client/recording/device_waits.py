@@ -1,7 +1,7 @@
 """Finds out whether a process may wait for all work of its GPU, as recording and giving memory back do.
 
-A receive that the program has posted ends when another rank sends. That rank may need work that this one has yet to launch. So a process
-with other ranks waits only for a device that ends its work soon.
+Work of the device may wait for what this thread does after the call: a receive that the program has posted, for a rank that needs work of
+this one first; a stream, for a flag that the program sets. So a process waits only for a device that ends its work soon.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from pygraphd.client.recording.capture import CudaRecorder
 
-GPU_WAITS = "the GPU does not end its work, and may wait for another rank"
+GPU_WAITS = "the GPU does not end its work, and may wait for another rank or the host"
 BACKLOG_S = 5.0
-"""Seconds in which the current stream has to end its work, so that a process with other ranks may wait for the whole device."""
+"""Seconds in which the current stream has to end its work, and then without other ranks the other streams theirs."""
 POLL_S = 0.0005
 OTHER_STREAMS_S = 0.25
-"""Seconds in which the other streams have to end theirs after that. Work that takes longer probably waits for another rank."""
+"""Seconds in which the other streams have to end theirs with other ranks. Work that takes longer probably waits for one."""
 WAITS_S = 5.0
 """Seconds for which the device is not asked again after that."""
 
@@ -34,27 +34,37 @@ class DeviceWaits:
         self._recorder = recorder
         self._capturing = capturing
         self._waits_until = 0.0
-        """The time of `time.monotonic` before which the device is taken to wait for another rank still."""
+        """The time of `time.monotonic` before which the device is taken to wait still."""
 
     def may_wait(self) -> bool:
-        """Return whether all work of the device ends soon; True without other ranks. Takes up to 5.25 s."""
+        """Return whether all work of the device ends soon. Takes up to 10 s, and without other ranks the time of another thread's capture."""
+        if time.monotonic() < self._waits_until:
+            return False
+        # To wait for the device would end another thread's capture.
         if not has_other_ranks():
-            return True
-        # Each of many graphs would hold this rank up again. And to wait for the device would end another thread's capture.
-        if time.monotonic() < self._waits_until or not self._capturing.acquire(blocking=False):
+            with self._capturing:
+                return self._ask(BACKLOG_S)
+        # Other ranks may need this thread before such a capture ends.
+        if not self._capturing.acquire(blocking=False):
             return False
         try:
-            with self._recorder.beside_captures():
-                is_idle = not self._recorder.in_capture() and self._ends_soon()
+            return self._ask(OTHER_STREAMS_S)
         finally:
             self._capturing.release()
+
+    def _ask(self, other_streams_s: float) -> bool:
+        # Each of many graphs, and each thread that has waited for the lock, would hold the program up again.
+        if time.monotonic() < self._waits_until or self._recorder.in_capture():
+            return False
+        with self._recorder.beside_captures():
+            is_idle = self._ends_soon(other_streams_s)
         self._waits_until = 0.0 if is_idle else time.monotonic() + WAITS_S
         return is_idle
 
-    def _ends_soon(self) -> bool:
+    def _ends_soon(self, other_streams_s: float) -> bool:
         ends, event = time.monotonic() + BACKLOG_S, self._recorder.mark()
         while not event.query():
             if time.monotonic() > ends:
                 return False
             time.sleep(POLL_S)
-        return self._recorder.is_idle_within(OTHER_STREAMS_S)
+        return self._recorder.is_idle_within(other_streams_s)

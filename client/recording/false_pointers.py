@@ -7,7 +7,7 @@ a word. If the padding holds the upper half of an old address, the word reads as
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +15,12 @@ import torch
 
 from pygraphd.client.backend.errors import DisturbedError
 from pygraphd.client.recording.capture import Capture
-from pygraphd.client.replay.relocation_table import Span, find, merge
+from pygraphd.client.replay.relocation_table import RelocationTable, Span, find, merge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.recording.alias_sets import InputGroups
     from pygraphd.client.replay.node_params import Parameters
-    from pygraphd.client.replay.relocation_table import RelocationTable
 
 UNDECIDABLE = "two captures of it cannot tell an address from a number"
 CAPTURES_DIFFER = "two captures of it are not of the same kernels"
@@ -60,10 +57,7 @@ def find_false_pointers(
     groups: InputGroups,
     recapture: Recapture,
 ) -> frozenset[int]:
-    """Return the indices of the ambiguous words of a table that are no addresses, by a second capture, which is discarded.
-
-    `groups` are those of the inputs of `first`. Raises `FallbackError` or what `recapture` raises.
-    """
+    """Return the indices of ambiguous words that are no addresses, by a second capture. Raises `FallbackError` or what `recapture` does."""
     second = recapture()
     try:
         words = parameters.of_another(second.capture.graph, table.ambiguous)

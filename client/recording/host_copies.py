@@ -50,9 +50,8 @@ def _is_ours_alone(group: InputGroup, span: Span, inputs: Sequence[Any], facts: 
         return True
     # The group may be wider than its input: it may cover a storage that other tensors lie in, too.
     whole = inputs[indices[0]]
-    return (
-        len(indices) == 1 and indices[0] in facts.overwritten and whole.numel() * whole.itemsize == span.size
-    )
+    fills = whole.numel() * whole.itemsize == span.size
+    return fills and len(indices) == 1 and indices[0] in facts.overwritten
 
 
 class HostCopies:

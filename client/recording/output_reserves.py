@@ -51,10 +51,7 @@ class OutputReserve:
 
 
 def reserves_for(capture: Capture, *, for_all: bool = False) -> tuple[OutputReserve, ...]:
-    """Return the reserves for the next capture of the call; those of this one if none of its outputs overlap.
-
-    Raises `NotRelocatableError`.
-    """
+    """Return the reserves for the next capture of the call; those of this one if none of its outputs overlap. Raises `NotRelocatableError`."""
     sets = AliasSets(capture)
     overlapping = sets.overlapping
     if not overlapping:
@@ -71,10 +68,7 @@ def reserves_for(capture: Capture, *, for_all: bool = False) -> tuple[OutputRese
 
 
 def backing_for(capture: Capture) -> int:
-    """Return the bytes of the backing allocation for the next capture of the call; 0: there is none.
-
-    Memory that stays in place would keep the whole segment that it lies in.
-    """
+    """Return the bytes of the backing allocation for the next capture; 0: none, as memory that stays in place would keep it all."""
     if any(span.size >= BACKED_FROM for span in capture.held):
         return 0
     used = capture.bytes if capture.addresses is None else capture.temporary_bytes
@@ -92,8 +86,9 @@ class OutputReserves:
         backing: int = 0,
         addresses: AliasedMemory | None = None,
     ) -> None:
-        """Take them from `addresses`. If there are none, `begin` allocates them."""
-        self._reserves, self._device, self._shifts, self._backing = reserves, device, shifts, backing
+        """Take them from `addresses`. If there are none, `begin` allocates them, after `backing` bytes and `shifts`."""
+        self.wanted, self.backing, self.addresses = reserves, backing, addresses
+        self._device, self._shifts = device, shifts
         self.before = 0
         """Allocations that precede those of the capture itself."""
         self._storages: list[torch.UntypedStorage] = []
@@ -114,18 +109,18 @@ class OutputReserves:
 
     def begin(self) -> None:
         """Make the backing allocation, allocations that only take up addresses, and reserves that have no place yet. To be called in the capture."""
-        if self._backing >= BACKED_FROM:
+        if self.backing >= BACKED_FROM:
             # Without it scratch may take more memory. Results are the same.
             with contextlib.suppress(torch.OutOfMemoryError):
-                self.storage(self._backing)  # freed at once: what is allocated next is cut from it
+                self.storage(self.backing)  # freed at once: what is allocated next is cut from it
                 self.before += 1
         self.before += len(self._shifts)
         self._taken = [self.storage(size) for size in self._shifts]
         if not self.spans:
-            self._storages = [self.storage(reserve.size) for reserve in self._reserves]
+            self._storages = [self.storage(reserve.size) for reserve in self.wanted]
         self._by_allocation = {
             reserve.allocation: storage
-            for reserve, storage in zip(self._reserves, self._storages, strict=True)
+            for reserve, storage in zip(self.wanted, self._storages, strict=True)
             if reserve.allocation is not None
         }
 
@@ -158,11 +153,11 @@ class OutputReserves:
 
     def place(self, outputs: Sequence[Any]) -> Sequence[Any]:
         """Return the outputs of the callable with each in its reserve. Raises `NotRelocatableError`."""
-        if not self._reserves:
+        if not self.wanted:
             return outputs
         placed = list(outputs)
         first = first_positions(outputs)
-        for reserve, storage in zip(self._reserves, self._storages, strict=True):
+        for reserve, storage in zip(self.wanted, self._storages, strict=True):
             made = outputs[reserve.outputs[0]].untyped_storage()
             if made.nbytes() != reserve.size:
                 raise NotRelocatableError("it returned other storages when it was captured again")

@@ -33,18 +33,19 @@ from pygraphd.client.common import log
 from pygraphd.client.common.garbage import no_garbage_collection
 from pygraphd.client.common.signals import handlers_put_off, raised_by_handler
 from pygraphd.client.recording import builder, stand_ins
-from pygraphd.client.recording.alias_sets import input_groups, only_for_backward
+from pygraphd.client.recording.alias_sets import InputGroups, input_groups, only_for_backward
 from pygraphd.client.recording.budget import Budget
 from pygraphd.client.recording.call_conditions import why_not_bind
-from pygraphd.client.recording.capture import AddressesError, Capture
-from pygraphd.client.recording.comparison import ALL_NAN, is_any_all_nan
+from pygraphd.client.recording.capture import AddressesError, Capture, CudaRecorder
+from pygraphd.client.recording.comparison import ALL_NAN, Disagreement, is_any_all_nan
 from pygraphd.client.recording.device_waits import GPU_WAITS
 from pygraphd.client.recording.false_pointers import CAPTURES_DIFFER, CapturedCall
 from pygraphd.client.recording.host_copies import for_host
-from pygraphd.client.recording.output_reserves import MAX_CAPTURES, backing_for, reserves_for
-from pygraphd.client.recording.size_slot import Persistence, Refusal
+from pygraphd.client.recording.output_reserves import MAX_CAPTURES, OutputReserve, backing_for, reserves_for
+from pygraphd.client.recording.size_slot import LayoutConstraints, Persistence, Refusal
 from pygraphd.client.recording.stand_ins import RecordedCall, StandIns
 from pygraphd.client.recording.verification import WROTE_TO_INPUT, Verification, bytes_to_compare
+from pygraphd.client.replay.outputs import Input, Same, View
 from pygraphd.client.replay.replay import Replay
 from pygraphd.client.replay.rng import Generators, generators_in
 from pygraphd.schema.reasons import ReasonCode
@@ -56,11 +57,6 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.decisions.ranks.lockstep import Lockstep
-    from pygraphd.client.recording.alias_sets import InputGroups
-    from pygraphd.client.recording.capture import CudaRecorder
-    from pygraphd.client.recording.comparison import Disagreement
-    from pygraphd.client.recording.output_reserves import OutputReserve
-    from pygraphd.client.recording.size_slot import LayoutConstraints
 
 DIGESTS_FROM = 32 << 20
 """Bytes of a replay and of copies from which on large values are compared by digests: less would save little memory."""
@@ -118,11 +114,10 @@ class Pipeline:
     def __init__(
         self, run_kernels: Runnable, recorder: CudaRecorder, report: Report, facts: GraphFacts
     ) -> None:
-        """Record `run_kernels`, the compiled callable."""
         self._run_kernels = run_kernels
         self._recorder = recorder
         self._report = report
-        self.budget = Budget(recorder, report)
+        self._budget = Budget(recorder, report)
         self._facts = facts
         # From torch 2.13 on, a capture is no matter of other threads that draw.
         self._may_draw = facts.may_draw or not torch_private.graphs_share_random_state()
@@ -150,22 +145,18 @@ class Pipeline:
     ) -> Attempt | Refusal:
         """Record a call, and replay it on copies of its inputs. Raises nothing but the out-of-memory error of an `OutOfStepError`.
 
-        Large values are compared by digests, except those with an index in `in_full` (outputs, then inputs; None: all): see `Verification`.
-        If an earlier recording of the size `differed`, inputs are kept to find out how much the callable differs from itself.
-        A call with collectives needs the `lockstep` of all ranks, and must not have `differed`.
+        See `RecordedCall` for `differed`, `in_full` and `lockstep`. A call with collectives needs a `lockstep`, and must not have `differed`.
         """
         attempt = None
         try:
-            if refusal := self._why_not_wait(lockstep):
-                return refusal
+            if lockstep is None and not self._recorder.may_wait():
+                return Refusal(GPU_WAITS, Persistence.TRANSIENT, ReasonCode.GPU_WAITS)
             if differed or lockstep is not None:
                 in_full = None
             # Not while ranks wait for each other, which may take half a minute: `CudaRecorder.capture` has handlers wait for itself.
             until_done = handlers_put_off() if lockstep is None else contextlib.nullcontext()
             with until_done, self._timed(), no_garbage_collection():
-                attempt = self._record(
-                    inputs, constraints, differed=differed, in_full=in_full, lockstep=lockstep
-                )
+                attempt = self._record(inputs, constraints, in_full, lockstep, differed=differed)
             return attempt  # noqa: RET504 - a handler may raise where the block ends
         except OutOfStepError as error:
             out_of_memory = error.error
@@ -204,21 +195,20 @@ class Pipeline:
             return Refusal(reason, Persistence.ONE_CALL if is_retried else Persistence.PROCESS, code)
         return Refusal(f"recording failed: {reason}", Persistence.PROCESS, ReasonCode.RECORDING_FAILED)
 
-    def compare(
-        self, attempt: Attempt, outputs: Sequence[Any], lockstep: Lockstep | None = None
-    ) -> Disagreement | Refusal | None:
-        """Compare a recording with KERNELS, which have returned `outputs`; return why it cannot be used, None if it can.
-
-        In `lockstep`, it can be used if all ranks have found no difference.
-        """
+    def compare(self, attempt: Attempt, outputs: Sequence[Any]) -> Disagreement | Refusal | None:
+        """Return why a recording cannot be used, given the `outputs` of KERNELS; None if it can, and in lockstep those of all ranks can."""
+        lockstep = attempt.call.lockstep
         try:
             with self._timed(), no_garbage_collection():
                 if lockstep is not None:
                     self._wait_for_gpu()
-                found = attempt.verification.disagreement(outputs, self._run_kernels)
+                found = attempt.verification.disagreement(outputs)
                 # Not of collectives, of which a rank alone would refuse the recording.
-                given, undefined = attempt.call.inputs, self._facts.undefined
-                if found is None and lockstep is None and is_any_all_nan(outputs, given, undefined):
+                if (
+                    found is None
+                    and lockstep is None
+                    and is_any_all_nan(outputs, self._not_computed(attempt))
+                ):
                     return Refusal(ALL_NAN, Persistence.TRANSIENT, ReasonCode.RESULTS_NAN)
                 if lockstep is not None and found is None:
                     lockstep.go_on()
@@ -237,16 +227,22 @@ class Pipeline:
             reason = f"verification failed: {log.first_line(error)}"
             return Refusal(reason, persistence, ReasonCode.VERIFICATION_FAILED)
 
+    def _not_computed(self, attempt: Attempt) -> set[int]:
+        """Return the indices of outputs that nobody has to compute, or that are inputs which the graph leaves as they are, or views of these."""
+        written, outputs = self._facts.written, attempt.replay.layout.outputs.all
+        firsts = (outputs[each.index] if isinstance(each, Same) else each for each in outputs)
+        returned = {
+            index
+            for index, each in enumerate(firsts)
+            if isinstance(each, Input | View) and written is not None and each.index not in written
+        }
+        return returned.union(self._facts.undefined)
+
     def _not_together(self, error: RanksError) -> Refusal:
         if isinstance(error, StuckError):
             self.stuck.append(error)  # its traceback holds what was recorded
         persistence = Persistence.PROCESS if error.for_good else Persistence.ONE_CALL
         return Refusal(str(error), persistence, ReasonCode.RANKS_NOT_RECORDED)
-
-    def _why_not_wait(self, lockstep: Lockstep | None) -> Refusal | None:
-        if lockstep is not None or self._recorder.may_wait():
-            return None
-        return Refusal(GPU_WAITS, Persistence.TRANSIENT, ReasonCode.GPU_WAITS)
 
     def _wait_for_gpu(self) -> None:
         if not self._recorder.is_idle_within(STUCK_S):
@@ -265,48 +261,44 @@ class Pipeline:
         self,
         inputs: list[Any],
         constraints: LayoutConstraints,
-        *,
-        differed: bool,
         in_full: frozenset[int] | None,
         lockstep: Lockstep | None,
+        *,
+        differed: bool,
     ) -> Attempt:
-        require, recorder = self.budget.require, self._recorder
+        require, recorder = self._budget.require, self._recorder
         if reason := why_not_bind(inputs, recorder.device, self._facts, is_in_lockstep=lockstep is not None):
             raise NotRelocatableError(reason)
         groups = input_groups(inputs)
-        require(stand_ins.bytes_to_copy(inputs, groups, self._facts.written, but_large=True))
+        require(stand_ins.bytes_to_copy(groups, self._facts.written, but_large=True))
         call = RecordedCall(inputs, constraints, groups, recorder.driver, recorder.device, require)
+        call.differed, call.in_full, call.lockstep = differed, in_full, lockstep
         # A custom operator may keep what it allocates, and nodes of collectives are not written.
         call.has_memory = lockstep is not None or not self._facts.is_repeatable
         try:
-            return self._record_call(call, differed=differed, in_full=in_full, lockstep=lockstep)
+            return self._record_call(call)
         except StuckError:
             raise
         except BaseException:
             call.close()
             raise
 
-    def _record_call(
-        self, call: RecordedCall, *, differed: bool, in_full: frozenset[int] | None, lockstep: Lockstep | None
-    ) -> Attempt:
+    def _record_call(self, call: RecordedCall) -> Attempt:
         tensors, capture = self._capture(call)
-        self.budget.note(call.held() + tensors.bytes + capture.own_bytes)
+        self._report.note_memory(call.held() + tensors.bytes + capture.own_bytes)
         call.bytes_held = tensors.bytes  # a second capture asks for the memory of both captures itself
+        saved = only_for_backward(self._facts, capture.outputs, call.inputs)
         built = builder.build(
             self._recorder.driver,
             CapturedCall(capture, tensors.tensors),
             self._report.count_failure,
             functools.partial(self._recapture, call, capture),
-            dataclasses.replace(
-                self._facts, saved=only_for_backward(self._facts, capture.outputs, call.inputs)
-            ),
+            dataclasses.replace(self._facts, saved=saved),
         )
         try:
             capture.release_addresses()
             call.bytes_held += capture.own_bytes
-            verification = self._verification(
-                built, capture, tensors, call, differed=differed, in_full=in_full, lockstep=lockstep
-            )
+            verification = self._verification(built, capture, tensors, call)
         except StuckError:
             raise
         except BaseException:
@@ -314,7 +306,7 @@ class Pipeline:
             capture.let_go()
             raise
         attempt = Attempt(built.replay, verification, call, built.nodes, (tensors, capture))
-        if not differed:
+        if not call.differed:
             attempt.let_go()
         return attempt
 
@@ -324,7 +316,8 @@ class Pipeline:
         try:
             # A workspace keeps its whole segment of PyTorch's allocator from going back to the device.
             self._recorder.make_ready()
-            call.capture_bytes = self.budget.of_first_capture()
+            if self._recorder.memory_bytes:  # only to keep this limit is an estimate needed
+                call.capture_bytes = self._recorder.bytes_of_a_call()
             tensors = call.stand_ins()
             try:
                 capture = self._capture_on(call, tensors)
@@ -377,7 +370,7 @@ class Pipeline:
         if addresses is None:
             # Against the limit alone: how much a first capture takes is an estimate, and the allocator says what is not free.
             needed = max(backing, call.capture_bytes + sum(each.size for each in reserves))
-            self.budget.require(0, call.held() + tensors.bytes + needed)
+            self._budget.require(0, call.held() + tensors.bytes + needed)
         try:
             capture = self._recorder.capture(
                 run_kernels,
@@ -440,43 +433,34 @@ class Pipeline:
         return outputs
 
     def _verification(
-        self,
-        built: builder.Built,
-        capture: Capture,
-        tensors: StandIns,
-        call: RecordedCall,
-        *,
-        differed: bool,
-        in_full: frozenset[int] | None,
-        lockstep: Lockstep | None,
+        self, built: builder.Built, capture: Capture, tensors: StandIns, call: RecordedCall
     ) -> Verification:
         """Replay on copies of the inputs."""
-        written = self._facts.written
-        copies = stand_ins.bytes_to_copy(call.inputs, call.groups, written)
+        written, differed, lockstep = self._facts.written, call.differed, call.lockstep
+        copies = stand_ins.bytes_to_copy(call.groups, written)
         memory = sum(memory.bytes for memory in built.replay.layout.memories)
         if copies + memory < DIGESTS_FROM:
-            in_full = None
+            call.in_full = None
         # The call itself must get its memory, unless that of the replay is released before.
-        beside = memory if in_full is None or in_full else 0
+        beside = memory if call.in_full is None or call.in_full else 0
         old = [*tensors.memory, *capture.memory(built.device)]
         call.bytes_held += bytes_to_compare(old, call.inputs, call.groups)
         # What the capture worked on is released before the call itself, unless the recording may run again.
         held = call.held(beside * (not differed))
-        is_short = self.budget.why_unavailable(copies + memory + beside, held) is not None
+        is_short = self._budget.why_unavailable(copies + memory + beside, held) is not None
         on_host: InputGroups = []
         # The callable runs on aliased copies as well, which would have its collectives run on this rank alone.
         aliased = call.aliased_copies(written) if written and is_short and lockstep is None else None
         if aliased is not None:
             # Twice, since the callable runs on them, too.
-            copies = 2 * stand_ins.bytes_to_copy(call.inputs, call.groups, written, but_large=True)
+            copies = 2 * stand_ins.bytes_to_copy(call.groups, written, but_large=True)
             copies, beside = copies + aliased.memory.nbytes, memory
-        elif in_full is not None and not differed and lockstep is None:
-            if copies + memory + beside > self._recorder.below_peak():
-                on_host = for_host(call.groups, call.inputs, self._facts, call.device)
-                copies -= sum(span.size for _, span in on_host)
         elif differed:
             copies, memory, beside = 4 * copies, memory + memory // 2, beside + memory // 2
-        self.budget.require(copies + memory + beside, call.held(beside * (not differed)))
+        elif call.in_full is not None and copies + memory + beside > self._recorder.below_peak():
+            on_host = for_host(call.groups, call.inputs, self._facts, call.device)
+            copies -= sum(span.size for _, span in on_host)
+        self._budget.require(copies + memory + beside, call.held(beside * (not differed)))
         generator, given = self._recorder.generator, generators_in(call.inputs).values()
         if not (self._facts.may_draw or built.replay.draws):
             generator = None  # to put it back would take back what other threads draw
@@ -484,17 +468,13 @@ class Pipeline:
             generator = Generators((cast("Any", generator), *given))
         return Verification(
             built.replay,
-            call.inputs,
+            call,
+            self._facts,
+            self._run_kernels,
             generator,
             old,
-            self._facts.undefined,
             tensors.tensors,
-            call.groups,
-            written,
-            keeps_inputs=differed and self._facts.is_repeatable and aliased is None,
-            in_full=in_full,
-            aliased=aliased,
-            run_kernels=self._run_kernels,
-            on_host=on_host,
+            aliased,
+            on_host,
             run=None if lockstep is None else functools.partial(self._in_lockstep, lockstep, built.replay),
         )

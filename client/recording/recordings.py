@@ -1,11 +1,10 @@
-"""Manages the recordings of one compiled callable: makes them, bounds their number, and picks the one that serves a call.
+"""Runs a compiled callable by its recordings: picks the one that serves a call, and makes one where there is none.
 
 Each size (the values of a call's integer inputs) that comes back has its own. A call that none can serve runs as KERNELS: a fallback, with a reason.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
 from typing import TYPE_CHECKING, Any
@@ -22,16 +21,16 @@ from pygraphd.client.backend.errors import (
     LayoutMismatch,
     LayoutMismatchError,
 )
-from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
 from pygraphd.client.recording.call_conditions import CallConditions
-from pygraphd.client.recording.pipeline import Pipeline
+from pygraphd.client.recording.pipeline import Attempt, Pipeline
+from pygraphd.client.recording.recordings_by_size import RecordingsBySize
 from pygraphd.client.recording.result_check import ResultCheck
-from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot, SizeSlots
+from pygraphd.client.recording.size_slot import Persistence, Refusal, Size, SizeSlot
 from pygraphd.client.replay.native.ffi import helper
-from pygraphd.client.replay.replay import RECORDING_CLOSED, kernels_on_error
+from pygraphd.client.replay.replay import RECORDING_CLOSED, Replay, kernels_on_error
 from pygraphd.client.replay.scratch import SharedScratch
-from pygraphd.schema.reasons import ReasonCode
+from pygraphd.schema.reasons import Reason, ReasonCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,23 +38,12 @@ if TYPE_CHECKING:
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
     from pygraphd.client.recording.capture import CudaRecorder
-    from pygraphd.client.recording.pipeline import Attempt
-    from pygraphd.client.replay.native.ffi import Fused
-    from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import PhiloxRange
-    from pygraphd.schema.reasons import Reason
 
 MAX_RECORDINGS = 8
 """The bound on recordings of one callable, unless `PYGRAPH_SIZES` is larger. Beyond it the least recently used recording is dropped."""
-CAPTURES_OF_EACH = 4
-"""Captures of one callable at most, as a multiple of its recordings: sizes that alternate are not recorded for ever."""
-MAX_SIZE_SLOTS = 64
-"""Sizes of one callable that are remembered at least: four times the bound on recordings if that is more, which makes 256 by default."""
 
 NOT_YET = "first call of a size"
-HELPER_IS_COMING = "the compiled helper was still being compiled"
-TOO_MANY_SIZES = "more sizes than are remembered"
-TOO_MANY_CAPTURES = "captured as often as is allowed"
 BEING_RECORDED = "called from another thread while it was recorded"
 NO_MEMORY = "out of memory in a replay"
 
@@ -64,7 +52,7 @@ def _seen_by_hooks(_: list[Any]) -> Any:
     raise LayoutMismatchError(LayoutMismatch.HOOKS)
 
 
-class Recordings:
+class Recordings(RecordingsBySize):
     """Runs a compiled callable as GRAPH where it can; call it with Inductor's list of inputs."""
 
     run_kernels_or_record: Runnable | None = None
@@ -89,28 +77,17 @@ class Recordings:
 
         `note_failed_check` is called with the size of a recording that fails a check, and the reason. Recordings of one graph share `scratch`.
         """
+        pipeline = Pipeline(run_kernels, recorder, report, facts)
+        super().__init__(pipeline, recorder, report, facts, max_recordings, scratch or SharedScratch())
+        self._run_kernels = run_kernels
         self._check = ResultCheck(run_kernels, recorder, report, facts, recheck_s)
         self._note_failed_check = note_failed_check
-        self._scratch = scratch or SharedScratch()
-        self._max_recordings = max_recordings
-        self._run_kernels = run_kernels
-        self.facts = facts
-        """The facts that the analysis of the graph found."""
-        self._recorder = recorder
-        self._report = report
-        self._pipeline = Pipeline(run_kernels, recorder, report, facts)
-        self._slots = SizeSlots()
-        self._fused: dict[Size, Fused] = {}
-        """The recordings that the compiled helper serves, by size."""
+        self._conditions = CallConditions(facts)
         self._integers: list[int] = []
         """Indices of the integers among the inputs: the same at each call, and found at the first."""
-        self._conditions = CallConditions(facts)
-        self._is_called = self._is_closed = False
-        self._postponed = 0
-        self._forgotten_us = 0.0
+        self._is_called = False
         self._recording = threading.Lock()
-        self._changing = threading.RLock()
-        """Guards `_slots` and their recordings; held only while they change. A signal handler may call a graph meanwhile."""
+        """Held by the thread that records; others run KERNELS meanwhile."""
 
     @property
     def is_awaited(self) -> bool:
@@ -123,22 +100,8 @@ class Recordings:
     def run(self) -> Runnable:
         """The callable for steady state: the helper, which calls this object where it cannot serve a call."""
         conditions = (*self._recorder.conditions, *self._conditions.for_helper)
-        if (ops := helper.ops(self._report.count_failure)) is None:
-            return self._until_recorded()
         tangents = self._conditions.tangents
-        return functools.partial(ops.run, self._fused, self._integers, conditions, tangents, self)
-
-    def _until_recorded(self) -> Runnable:
-        # While the helper is being compiled: through this object until there is a recording, and through the helper from then on.
-        run: Runnable | None = None
-
-        def call(inputs: list[Any]) -> Any:
-            nonlocal run
-            if run is None and self._fused:
-                run = self.run
-            return self(inputs) if run is None else run(inputs)
-
-        return call
+        return functools.partial(helper.ops.run, self._fused, self._integers, conditions, tangents, self)
 
     def __call__(self, inputs: list[Any]) -> Any:  # noqa: D102 - see the class
         if (on_device := self._recorder.on_device()) is None:
@@ -262,9 +225,7 @@ class Recordings:
         with self._changing:
             slot = self._slots.called(size)
         if slot is None:
-            why_not = self._add_slot(size)
-            with self._pipeline.budget.measured() if why_not is NOT_YET else contextlib.nullcontext():
-                return self._fall_back(why_not, inputs)
+            return self._fall_back(self._add_slot(size) or NOT_YET, inputs)
         if reason := self._why_not_record(slot):
             return self._fall_back(reason, inputs)
         return self._record_or_fall_back(slot, inputs, BEING_RECORDED)
@@ -275,12 +236,6 @@ class Recordings:
                 return slot.refusal.reason
             slot.refusal = None
         if reason := RECORDING_CLOSED if self._is_closed else self._why_no_more():
-            return reason
-        if helper.ops(self._report.count_failure) is None:
-            if (reason := helper.reason) is None:
-                self._postponed += 1
-                return HELPER_IS_COMING
-            slot.refusal = Refusal(reason, Persistence.PROCESS, ReasonCode.NO_HELPER)
             return reason
         if self._recorder.in_capture():
             return IN_A_CAPTURE
@@ -298,11 +253,9 @@ class Recordings:
         """Record a call; while another thread is recording, run it as KERNELS for `reason`."""
         if not self._recording.acquire(blocking=False):
             return self._fall_back(reason, inputs)
-        before_us = self._pipeline.host_us
         try:
             return self._record(slot, inputs)
         finally:
-            slot.recording_us += self._pipeline.host_us - before_us
             self._recording.release()
 
     def _record(self, slot: SizeSlot, inputs: list[Any]) -> Any:
@@ -333,22 +286,18 @@ class Recordings:
         self._refuse(slot, found)
         return outputs
 
-    def _refuse(self, slot: SizeSlot, refusal: Refusal) -> None:
-        self._report.count_fallback(refusal.reason)
-        self._log(slot, f"not recorded: {refusal.reason} ({refusal.code.value}, {refusal.persistence.name})")
-        if refusal.persistence is not Persistence.ONE_CALL:
-            slot.refusal = refusal
-
     def _keep(self, slot: SizeSlot, attempt: Attempt) -> None:
         slot.disagreements.latest = None
         replay = attempt.keep()
         self._scratch.add(replay)
         replay.counts.next_check = self._check.first_poll(replay)
         with self._changing:
-            before, more = slot.replay, attempt.nodes - slot.nodes
-            if not (is_closed := self._is_closed):
+            is_closed, before, more = self._is_closed, slot.replay, attempt.nodes - slot.nodes
+            if not is_closed:
                 self._slots[slot.size] = slot  # another thread may have forgotten it meanwhile
-                slot.replay, slot.nodes, slot.is_new = replay, attempt.nodes, True
+                slot.replay = replay
+                slot.nodes = attempt.nodes
+                slot.is_new = True
                 self._fused.pop(slot.size, None)
         if is_closed:  # by another thread, which has dropped what there was: nobody would drop this one
             self._destroy(replay)
@@ -363,129 +312,3 @@ class Recordings:
         self._destroy(before)
         for oldest in self._recorded()[: -self._max_recordings]:
             self._drop(oldest)
-
-    def _name(self, slot: SizeSlot) -> str:
-        return f"{self.facts.name} at {','.join(map(str, slot.size))}" if slot.size else self.facts.name
-
-    def _log(self, slot: SizeSlot, text: str) -> None:
-        log.info("%s: %s", self._name(slot), text)
-
-    def trim(self) -> None:
-        """Give back free memory and the workspaces of BLAS libraries, once there is a recording. Raises nothing."""
-        if self._recorded():
-            self._trim()
-            self._reserve()
-
-    def empty_cache(self, *, workspaces: bool = False) -> None:
-        """Give free memory back if there is much of it, with the workspaces of BLAS libraries. Raises nothing."""
-        with guarded(self._report, "giving memory back"):
-            self._recorder.empty_cache(with_workspaces=workspaces)
-        self._reserve()
-
-    def _trim(self) -> None:
-        # A CUDA error of the user's work must surface in the user's own call.
-        with guarded(self._report, "giving memory back"), self._report.recording():
-            self._recorder.trim()
-
-    def _reserve(self) -> None:
-        with guarded(self._report, "reserving scratch"):
-            self._scratch.reserve(self._recorder.free_bytes, self._recorder.allocate_workspace)
-
-    # --- slots ---
-
-    def _add_slot(self, size: Size) -> str:
-        """Remember a size at its first call, in place of another one if need be; return why that call is not recorded."""
-        if reason := self._why_no_more():
-            return reason
-        with self._changing:
-            is_full = len(self._slots) >= max(MAX_SIZE_SLOTS, CAPTURES_OF_EACH * self._max_recordings)
-            if is_full and size not in self._slots and not self._forget_one():
-                return TOO_MANY_SIZES
-            self._slots.remember(size)
-        return NOT_YET
-
-    def _forget_one(self) -> bool:
-        """Make room for a size; return False if there is none to be had."""
-        # Ranks count the calls of each size alike, and would not forget the same ones.
-        forgotten = None if any(self.facts.collectives) else self._slots.forget_one()
-        if forgotten is None:
-            return False
-        self._forgotten_us += forgotten.recording_us
-        forgotten.recording_us = 0.0  # another thread may keep a recording of it, and with it the slot
-        return True
-
-    def _why_no_more(self) -> str | None:
-        most = CAPTURES_OF_EACH * self._max_recordings
-        return TOO_MANY_CAPTURES if self._pipeline.captures >= most else None
-
-    def _recorded(self) -> list[SizeSlot]:
-        """Return the slots that have a recording, the least recently used one first."""
-        slots = list(self._slots.values())
-        used = {slot: replay.counts.used for slot in slots if (replay := slot.replay) is not None}
-        return sorted(used, key=used.__getitem__)
-
-    def _drop(self, slot: SizeSlot) -> None:
-        """Destroy the recording of a size, if there is one."""
-        with self._changing:
-            replay, slot.replay = slot.replay, None
-            self._fused.pop(slot.size, None)
-            nodes, slot.nodes = slot.nodes, 0
-        self._destroy(replay)
-        self._report.note_nodes(-nodes)
-
-    def _destroy(self, replay: Replay | None) -> None:
-        if replay is not None:
-            replay.close()
-            self._scratch.remove(replay)
-
-    def close(self) -> None:
-        """Destroy all recordings, and make no more."""
-        with self._changing:
-            self._is_closed = True
-        for slot in self._recorded():
-            self._drop(slot)
-
-    # --- state ---
-
-    @property
-    def refusal(self) -> str | None:
-        """Why the callable could not or will not be recorded, as text; None if there is a recording, or none was tried."""
-        return None if (refusal := self._refusal()) is None else refusal.reason
-
-    @property
-    def why_refused(self) -> Reason | None:
-        """The reason as it is stored: a code, with the text as its detail."""
-        return None if (refusal := self._refusal()) is None else refusal.why
-
-    @property
-    def refused_for_good(self) -> bool:
-        """Whether the reason holds in the next process too."""
-        return (refusal := self._refusal()) is not None and refusal.persistence is Persistence.PERMANENT
-
-    def _refusal(self) -> Refusal | None:
-        slots = list(self._slots.values())
-        if any(slot.replay is not None for slot in slots):
-            return None
-        reason = self._why_no_more()
-        bound = Refusal(reason, Persistence.PROCESS, ReasonCode.BOUND_REACHED) if reason else None
-        return next((slot.refusal for slot in slots if slot.refusal is not None), bound)
-
-    @property
-    def recording_us(self) -> float:
-        """Host time of recording and verifying all sizes so far, in microseconds."""
-        return self._forgotten_us + sum(slot.recording_us for slot in list(self._slots.values()))
-
-    @property
-    def one_time_work(self) -> int:
-        """A number that changes when a call makes or puts off a recording or an executable, and so is no steady-state call."""
-        return self._pipeline.captures + self._postponed + sum(each.executables for each in self.replays)
-
-    @property
-    def replayed(self) -> int:
-        """The number of calls that the present recordings have served."""
-        return sum(each.counts.replays for each in self.replays)
-
-    @property
-    def replays(self) -> tuple[Replay, ...]:
-        """The recordings, the most recently used one last."""
-        return tuple(slot.replay for slot in self._recorded() if slot.replay is not None)

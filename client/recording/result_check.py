@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +18,11 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.common import log
 from pygraphd.client.common.guard import guarded
-from pygraphd.client.recording.comparison import (
-    ComparedTensor,
-    Values,
-    distance,
-    form,
-    tolerance_of,
-    too_far,
-)
+from pygraphd.client.recording.alias_sets import InputGroups, input_groups
+from pygraphd.client.recording.comparison import ComparedTensor, Values, distance, form, tolerance_of, too_far
 from pygraphd.client.recording.stand_ins import bytes_to_copy, copies_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
     from pygraphd.client.common.report import Report
@@ -84,11 +76,6 @@ class _Outcome:
         return self.names[far[0]] if far else None
 
 
-def _waits_are_reported() -> bool:
-    """Return whether `torch.cuda.set_sync_debug_mode` makes a wait for the GPU a warning or an error."""
-    return bool(torch.cuda.is_initialized() and torch.cuda.get_sync_debug_mode())
-
-
 class ResultCheck:
     """Checks the recordings of one callable, one call in each interval."""
 
@@ -101,10 +88,7 @@ class ResultCheck:
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Compare with `run_kernels` every `interval_s` seconds (0: never).
-
-        A callable that must not run twice, or that takes RNG state from the host, is never checked.
-        """
+        """Compare every `interval_s` seconds (0: never), but nothing that must not run twice, or that takes RNG state from the host."""
         self._run_kernels = run_kernels
         self._recorder = recorder
         self._report = report
@@ -123,8 +107,10 @@ class ResultCheck:
 
     def verdict(self, replay: Replay) -> str | None:
         """Return why a recording must not serve any more, by the check of an earlier call; None if it may. Raises nothing."""
-        # To be read later where waits are reported: that waits for the device.
-        outcome = None if _waits_are_reported() else self._outcomes.pop(replay, None)
+        # To be read later where `torch.cuda.set_sync_debug_mode` reports waits for the device.
+        if torch.cuda.is_initialized() and torch.cuda.get_sync_debug_mode():
+            return None
+        outcome = self._outcomes.pop(replay, None)
         if outcome is None:
             return None
         difference = self._guarded(lambda: self._read(outcome))
@@ -157,9 +143,10 @@ class ResultCheck:
             return None  # a profile would show calls that are no part of the program
         self._due = began_s + self._interval_s
         with self._guarded:
-            if self._recorder.why_not() is None and self._has_memory_for(replay, inputs):
+            groups = input_groups(inputs)
+            if self._recorder.why_not() is None and self._has_memory_for(replay, groups):
                 start = self._recorder.mark()
-                return CheckedCall(list(inputs), copies_of(inputs, None, self._written), began_s, start)
+                return CheckedCall(list(inputs), copies_of(inputs, groups, self._written), began_s, start)
         return None
 
     def end(self, replay: Replay, checked: CheckedCall, outputs: Sequence[Any]) -> None:
@@ -173,7 +160,7 @@ class ResultCheck:
             replay.counts.next_check = replay.counts.replays + CALLS_UNTIL_READ
 
     def _compared(self, checked: CheckedCall, outputs: Sequence[Any]) -> _Outcome:
-        copies = copies_of(checked.copies, None, self._written)
+        copies = copies_of(checked.copies, input_groups(checked.copies), self._written)
         # On lists of their own: Inductor's code clears the list of inputs that it is given.
         right = Values(self._run_kernels(list(copies)), copies)
         again = Values(self._run_kernels(list(checked.copies)), checked.copies)
@@ -199,8 +186,8 @@ class ResultCheck:
         is_here = right.device == self._recorder.device
         return is_here and mine is not right and form(mine) == form(right)
 
-    def _has_memory_for(self, replay: Replay, inputs: Sequence[Any]) -> bool:
-        copies = bytes_to_copy(inputs, None, self._written)
+    def _has_memory_for(self, replay: Replay, groups: InputGroups) -> bool:
+        copies = bytes_to_copy(groups, self._written)
         # Copies for two runs as KERNELS, and the memory of these and of the GRAPH's call.
         needed = 2 * copies + 3 * sum(each.bytes for each in replay.layout.memories)
         return 2 * needed <= self._recorder.free_bytes()

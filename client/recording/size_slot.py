@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -16,10 +16,6 @@ from pygraphd.client.recording.comparison import Disagreement
 from pygraphd.client.replay.relocation_table import MAX_ALIGNMENT, alignment
 from pygraphd.client.replay.replay import Replay
 from pygraphd.schema.reasons import Reason, ReasonCode, because
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
 
 Size = tuple[int, ...]
 """The values of the integer inputs of a call."""
@@ -63,11 +59,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Disagreements:
-    """Recordings of one size that differed from KERNELS on the same inputs, and what follows for the next recording.
-
-    Kernels that add in an order of their own may differ by chance. So a recording that differs is made once more, and the callable is
-    compared with itself as well.
-    """
+    """Recordings of one size that differed from KERNELS. Kernels that add in varying order may by chance: one more is made."""
 
     latest: Disagreement | None = None
     """The disagreement of the latest recording; None once a recording has agreed."""
@@ -92,10 +84,9 @@ class Disagreements:
 
 @dataclass(frozen=True, slots=True)
 class LayoutConstraints:
-    """Layouts that a recording has to support beyond that of the call it is made of.
+    """Layouts that a recording has to support beyond that of the call it is made of, which it serves with inputs aligned as well or better.
 
-    A recording serves inputs that are aligned at least as well as at its capture, and that overlap as they did there. One made with the
-    worst alignment seen, and with inputs apart, serves all calls so far. So a few recordings end the mismatches.
+    One made with the worst alignment seen, and with inputs apart, serves all calls so far. So a few recordings end the mismatches.
     """
 
     alignments: Mapping[int, int] = field(default_factory=dict)
@@ -138,8 +129,6 @@ class SizeSlot:
     """Whether `replay` has served no call yet."""
     nodes: int = 0
     """Nodes of `replay`, for the summary."""
-    recording_us: float = 0.0
-    """Host time of recording and verifying this size so far, in microseconds, whether or not that succeeded."""
     refusal: Refusal | None = None
     calls: int = 0
     """Calls so far that were not replayed; counted where ranks record at the same one."""
@@ -186,8 +175,8 @@ class SizeSlots(OrderedDict[Size, SizeSlot]):
         """Remember a size that was called just now."""
         self.setdefault(size, SizeSlot(size, called_at=self._calls))
 
-    def forget_one(self) -> SizeSlot | None:
-        """Forget a size to make room for another, and return its slot; None if none may be forgotten.
+    def forget_one(self) -> bool:
+        """Forget a size to make room for another; return False if none may be forgotten.
 
         That is the newest one: of sizes that come in turns, more than are remembered, the others then come back and are recorded. If none of the
         many calls since the oldest one's was replayed, it is the oldest one: the program has gone on to other sizes.
@@ -195,7 +184,7 @@ class SizeSlots(OrderedDict[Size, SizeSlot]):
         slots = list(self.values())  # a signal handler may call the graph meanwhile
         oldest = next((slot for slot in slots if slot.may_be_forgotten), None)
         if oldest is None:
-            return None
+            return False
         is_stale = self._calls - oldest.called_at > STALE_CALLS * len(slots)
         found = oldest if is_stale else next(slot for slot in reversed(slots) if slot.may_be_forgotten)
-        return self.pop(found.size, None)
+        return self.pop(found.size, None) is not None

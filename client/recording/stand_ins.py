@@ -14,7 +14,8 @@ import torch
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.driver import Driver, DriverError
 from pygraphd.client.backend.errors import NotRelocatableError
-from pygraphd.client.recording.alias_sets import InputGroups, input_groups
+from pygraphd.client.decisions.ranks.lockstep import Lockstep
+from pygraphd.client.recording.alias_sets import InputGroups
 from pygraphd.client.recording.aliased_memory import AliasedMemory, bytes_behind
 from pygraphd.client.recording.size_slot import LayoutConstraints
 from pygraphd.client.replay.addresses import extent
@@ -53,8 +54,7 @@ class StandIns:
 class AliasedCopies:
     """Copies of large inputs on aliased memory, for a verification without the memory to copy them.
 
-    They lie side by side in one range of addresses. Two addresses in it are aliases if they are a multiple of the size of the memory apart.
-    So a kernel whose writes lie closer together writes to no aliases.
+    They lie in one range, in which aliases are a multiple of the memory's size apart. A kernel whose writes lie closer together writes to none.
     """
 
     memory: torch.Tensor
@@ -87,6 +87,12 @@ class RecordedCall:
     device: torch.device
     require: Callable[[int, int], None]
     """Raises an error if a number of bytes cannot be allocated beside another that the recording holds; see `Budget`."""
+    differed: bool = False
+    """Whether an earlier recording of the size differed from KERNELS. Then the callable is also compared with itself."""
+    in_full: frozenset[int] | None = None
+    """The large values that are kept for the comparison, by index (outputs, then inputs): of others there are digests. None: all."""
+    lockstep: Lockstep | None = None
+    """The attempt of all ranks that this recording is part of, where the graph has collectives."""
     has_aliases: bool = True
     """Whether stand-ins of large inputs are addresses of `AliasedMemory`, if that can be mapped."""
     has_memory: bool = False
@@ -99,12 +105,9 @@ class RecordedCall:
     _aliased: list[AliasedMemory] = field(default_factory=list)
 
     def stand_ins(self, *, besides: int = 0, is_further: bool = False) -> StandIns:
-        """Return stand-ins for the inputs. Those for a further capture (`is_further`) lie at other addresses modulo 4 GiB.
-
-        Raises the error of `require` if there is no memory for them and `besides` more bytes.
-        """
+        """Return stand-ins, at other addresses modulo 4 GiB if `is_further`. Raises the error of `require` for them and `besides` bytes."""
         large, others = 0, 0
-        for group, span in _groups(self.inputs, self.constraints, self.groups):
+        for group, span in _groups(self.inputs, self.groups, self.constraints):
             is_large = _is_aliased(group.members, span, self.inputs, self.device)
             large, others = large + is_large * _bytes_for(span), others + (not is_large) * _bytes_for(span)
         self.has_aliases = self.has_aliases and large >= ALIASED_FROM
@@ -114,17 +117,22 @@ class RecordedCall:
         self.require(besides + own, self.held())
         if aliased is not None and is_further:
             aliased.take(BLOCK)  # the ranges of two captures may lie a multiple of 4 GiB apart
-        tensors, memory = stand_ins_for(self.inputs, self.constraints, self.groups, aliased)
+        tensors, memory = stand_ins_for(self.inputs, self.groups, self.constraints, aliased)
         if aliased is None:
             return StandIns(tensors, memory, memory, own)
         return StandIns(tensors, [*memory, aliased.memory], [*memory, aliased.whole], own)
 
     def aliased_copies(self, written: Collection[int]) -> AliasedCopies | None:
         """Return aliased copies of the large inputs with an index in `written`; None if memory cannot be mapped."""
-        chosen = [each for each in self.groups if self._may_alias(*each, written)]
-        chosen.sort(
-            key=lambda each: each[0].members[0][0]
-        )  # by index: the inputs of one kernel mostly follow one another
+        chosen = [
+            (group, span)
+            for group, span in self.groups
+            if self.inputs[group.members[0][0]].device == self.device
+            and _is_large(span, written)
+            and is_copied(group, span, written)
+        ]
+        # By index: the inputs of one kernel mostly follow one another.
+        chosen.sort(key=lambda each: each[0].members[0][0])
         size = sum(_bytes_for(span) for _, span in chosen)
         aliased = self._alias(size, prime_from(1 + size // (ALIASES * PAGE))) if chosen else None
         if aliased is None:
@@ -141,15 +149,8 @@ class RecordedCall:
             taken += whole.nbytes
         return AliasedCopies(memory, filled, tensors)
 
-    def _may_alias(self, group: InputGroup, span: Span, written: Collection[int]) -> bool:
-        is_here = self.inputs[group.members[0][0]].device == self.device
-        return is_here and _is_large(span, written) and is_copied(group, span, written)
-
     def addresses(self, size: int, *, is_further: bool = False) -> AliasedMemory | None:
-        """Return `size` bytes of addresses for the allocations of a capture; None if they are to have memory of their own.
-
-        They are the same each time, for a capture in place of the last one, unless it `is_further`.
-        """
+        """Return `size` bytes of addresses for a capture, the last ones again unless it `is_further`; None: it gets memory of its own."""
         if self.has_memory or not size:
             return None
         if self._addresses is None or is_further:
@@ -183,15 +184,11 @@ class RecordedCall:
 
 
 def bytes_to_copy(
-    inputs: Sequence[Any],
-    groups: InputGroups | None = None,
-    written: Collection[int] | None = None,
-    *,
-    but_large: bool = False,
+    groups: InputGroups, written: Collection[int] | None = None, *, but_large: bool = False
 ) -> int:
     """Return the bytes that `copies_of` allocates; with `but_large`, less those of inputs that may have aliased copies."""
-    copied = _to_copy(inputs, groups, written)
-    return sum(_bytes_for(span) for _, span in copied if not but_large or not _is_large(span, written))
+    copied = [span for group, span in groups if is_copied(group, span, written)]
+    return sum(_bytes_for(span) for span in copied if not but_large or not _is_large(span, written))
 
 
 def _is_large(span: Span, written: Collection[int] | None) -> bool:
@@ -199,14 +196,16 @@ def _is_large(span: Span, written: Collection[int] | None) -> bool:
 
 
 def copies_of(
-    inputs: Sequence[Any], groups: InputGroups | None = None, written: Collection[int] | None = None
+    inputs: Sequence[Any], groups: InputGroups, written: Collection[int] | None = None
 ) -> list[Any]:
     """Return the inputs, with copies in place of those that are small or have an index in `written` (None: of all).
 
     The copies are aligned and overlap as the inputs do. Raises NotRelocatableError if inputs of several storages overlap.
     """
     copies, pairs = list(inputs), list[tuple[torch.Tensor, torch.Tensor]]()
-    for group, span in _to_copy(inputs, groups, written):
+    for group, span in groups:
+        if not is_copied(group, span, written):
+            continue
         members = [(index, inputs[index]) for index, _ in group.members]
         memory, base = _allocated(*members[0], span, NO_CONSTRAINTS)
         for index, copy in _laid_over(memory, base, members, span):
@@ -221,12 +220,6 @@ def copies_of(
     # All together: one by one, hundreds of copies take the host long.
     torch_private.copy_all(pairs)
     return copies
-
-
-def _to_copy(
-    inputs: Sequence[Any], groups: InputGroups | None, written: Collection[int] | None
-) -> InputGroups:
-    return [each for each in groups_of(inputs, groups) if is_copied(*each, written)]
 
 
 def is_copied(group: InputGroup, span: Span, written: Collection[int] | None) -> bool:
@@ -248,11 +241,6 @@ def may_be_indices(members: Sequence[tuple[int, int]], inputs: Sequence[Any]) ->
     return is_one and tensor.dtype in {torch.int32, torch.int64}
 
 
-def groups_of(inputs: Sequence[Any], groups: InputGroups | None) -> InputGroups:
-    """Return `groups` if they are given, else the groups of all inputs, which takes milliseconds for hundreds of inputs."""
-    return input_groups(inputs) if groups is None else groups
-
-
 def bytes_of(tensor: torch.Tensor, span: Span) -> torch.Tensor:
     """Return the bytes of a span of a tensor's storage."""
     storage = tensor.untyped_storage()
@@ -267,8 +255,8 @@ def bytes_of(tensor: torch.Tensor, span: Span) -> torch.Tensor:
 
 def stand_ins_for(
     inputs: Sequence[Any],
+    groups: InputGroups,
     constraints: LayoutConstraints = NO_CONSTRAINTS,
-    groups: InputGroups | None = None,
     aliased: AliasedMemory | None = None,
 ) -> tuple[list[Any], list[torch.Tensor]]:
     """Return stand-ins for the inputs, and their memory as 64-bit integers: an allocation for each group.
@@ -277,7 +265,7 @@ def stand_ins_for(
     have them lie apart. Stand-ins of large inputs lie in `aliased`, if it is given.
     """
     copies, memory = list(inputs), []
-    for group, span in _groups(inputs, constraints, groups):
+    for group, span in _groups(inputs, groups, constraints):
         members = [(index, inputs[index]) for index, _ in group.members]
         # Members of a group keep their distances, so that none can be aligned by itself.
         own = constraints if len(members) == 1 else NO_CONSTRAINTS
@@ -312,11 +300,11 @@ def _is_aliased(
 
 
 def _groups(
-    inputs: Sequence[Any], constraints: LayoutConstraints, groups: InputGroups | None
+    inputs: Sequence[Any], groups: InputGroups, constraints: LayoutConstraints
 ) -> Iterator[tuple[InputGroup, Span]]:
     """Yield the groups of the inputs, with their spans; one group for each input if the constraints have them lie apart."""
     if not constraints.apart:
-        yield from groups_of(inputs, groups)
+        yield from groups
         return
     for index, value in enumerate(inputs):
         if isinstance(value, torch.Tensor) and value.numel():
@@ -331,10 +319,7 @@ def _allocated(
     constraints: LayoutConstraints,
     allocate: Callable[[int], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """Return an allocation for a span, and the offset in it at which the span begins.
-
-    At this offset `member` has its own alignment, or that of the constraints if it is less.
-    """
+    """Return an allocation, and the offset of a span in it at which `member` has its own alignment, or a lesser one of the constraints."""
     size, address = _bytes_for(span), member.data_ptr()
     memory = (
         torch.empty(size, dtype=torch.uint8, device=member.device) if allocate is None else allocate(size)

@@ -8,7 +8,6 @@ themselves, with the generator's state restored. Outputs and inputs must agree a
 
 from __future__ import annotations
 
-import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import torch
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NoMemoryError, NotRelocatableError
+from pygraphd.client.recording.alias_sets import InputGroups, input_groups
 from pygraphd.client.recording.comparison import (
     Again,
     Disagreement,
@@ -28,9 +28,10 @@ from pygraphd.client.recording.comparison import (
 from pygraphd.client.recording.digest import Digest, checksum, digest_of, unequal
 from pygraphd.client.recording.host_copies import HostCopies
 from pygraphd.client.recording.stand_ins import (
+    AliasedCopies,
+    RecordedCall,
     bytes_of,
     copies_of,
-    groups_of,
     is_copied,
     may_be_indices,
 )
@@ -41,9 +42,8 @@ from pygraphd.client.replay.relocation_table import BLOCK, Span, blocks
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
+    from pygraphd.client.analysis.graph_facts import GraphFacts
     from pygraphd.client.backend.torch_private import Runnable
-    from pygraphd.client.recording.alias_sets import InputGroups
-    from pygraphd.client.recording.stand_ins import AliasedCopies
     from pygraphd.client.replay.replay import Replay
     from pygraphd.client.replay.rng import Generators
 
@@ -70,53 +70,40 @@ REPETITIONS = 4
 
 
 class Verification:
-    """A replay on copies of a call's inputs, to be compared with the callable on the inputs themselves.
-
-    The memory that the capture worked on is poisoned. A missed address then reads poison, or writes where nothing may be written. Both are
-    detected.
-    """
+    """A replay on copies of the inputs, to be compared with KERNELS. In poisoned memory, reads and writes at missed addresses show."""
 
     def __init__(
         self,
         replay: Replay,
-        inputs: Sequence[Any],
+        call: RecordedCall,
+        facts: GraphFacts,
+        run_kernels: Runnable,
         generator: torch.Generator | Generators | None,
-        capture_memory: Sequence[torch.Tensor] = (),
-        undefined: Collection[int] = (),
-        stand_ins: Sequence[Any] = (),
-        groups: InputGroups | None = None,
-        written: Collection[int] | None = None,
-        *,
-        keeps_inputs: bool = False,
-        in_full: Collection[int] | None = None,
+        capture_memory: Sequence[torch.Tensor],
+        stand_ins: Sequence[Any],
         aliased: AliasedCopies | None = None,
-        run_kernels: Runnable | None = None,
         on_host: InputGroups = (),
         run: Callable[[list[Any], list[torch.Tensor]], Any] | None = None,
     ) -> None:
         """Run the replay, by `run` if that is given, and set the generator back.
 
-        `capture_memory` is the memory of the capture as 64-bit integers, with that of the `stand_ins` for the inputs. Outputs with an index in
-        `undefined` hold nothing, and are not compared. `groups` are those of the inputs, of which those with an index in `written` (None:
-        all) may be written. With `keeps_inputs` the callable can run on the inputs again. Unless `in_full` is None, only small values and
-        those with an index in it (outputs, then inputs) are kept. Of the others there is a digest, and the replay's memory is released.
-        Raises the errors of `copies_of` and `Replay.serve_on`, and `NotRelocatableError` if the replay has changed an input that it should
-        only read; else inputs and generator are as they were.
+        `capture_memory` is that of the capture as 64-bit integers, with that of the `stand_ins`. Inputs in the groups `on_host` are written
+        in place. A replay on `aliased` copies computes other values than KERNELS on the inputs. So `run_kernels` runs on aliased copies as
+        well, and results are compared at once. Unless the call's `in_full` is None, the replay's memory is released afterwards.
 
-        Inputs with `aliased` copies are not copied. A replay on aliased copies computes other values than KERNELS on the inputs. So
-        `run_kernels` runs on aliased copies as well, and results are compared at once. Raises `NoMemoryError` if they differ, maybe because
-        of the aliases.
-
-        The replay writes the inputs of the groups `on_host` in place. Of these, digests or copies are kept as of the others.
+        Raises the errors of `copies_of` and `Replay.serve_on`; `NoMemoryError` if results differ, maybe by aliases; `NotRelocatableError` if
+        an input that is only to be read has changed. Else inputs and generator are as they were.
         """
+        inputs, groups, written = call.inputs, call.groups, facts.written
         self._inputs = list(inputs)
         self._replay: Replay | None = replay
+        self._run_kernels = run_kernels
         self._written = written
-        groups = groups_of(inputs, groups)
         self._aliased = aliased
         self._on_host = HostCopies(inputs, on_host)
         self._copies = self._copied([each for each in groups if each not in on_host])
-        self._kept = copies_of(inputs, groups, written) if keeps_inputs else None
+        is_run_again = call.differed and facts.is_repeatable and aliased is None
+        self._kept = copies_of(inputs, groups, written) if is_run_again else None
         read_only = [
             bytes_of(inputs[group.members[0][0]], span)
             for group, span in groups
@@ -124,34 +111,28 @@ class Verification:
         ]
         before = [*map(checksum, read_only)]
         self._memory, between = _with_guard_blocks(replay)
-        self._undefined = undefined
+        self._undefined = facts.undefined
         poisoned = _poison(capture_memory, stand_ins, inputs, groups)
         self._generator = generator
         self._began = generator.get_offset() if generator is not None else 0
         try:
             self._replay_once(run or replay.serve_on)
             # Now, so that this memory can be released before the callable needs as much.
-            compared = [*((torch.cat(between), POISON) for _ in between[:1]), *poisoned]
-            after = [*map(checksum, read_only)]
-            changed = read(
-                [torch.ne(each, held).any() for each, held in (*compared, *zip(after, before, strict=True))]
-            )
-            if any(changed[len(compared) :]):
+            guards = [(torch.cat(between), POISON)] if between else []
+            given = [*zip(map(checksum, read_only), before, strict=True)]
+            changed = read([torch.ne(each, held).any() for each, held in (*guards, *poisoned, *given)])
+            if any(changed[len(guards) + len(poisoned) :]):
                 raise NotRelocatableError(WROTE_TO_INPUT)
-            self._wrote_between = bool(between) and changed[0]
-            self._wrote_to_capture_memory = any(changed[len(between[:1]) :])
-            if in_full is not None and aliased is None:
-                self._release_but(in_full)
+            self._wrote_between = any(changed[: len(guards)])
+            self._wrote_to_capture_memory = any(changed[len(guards) :])
+            if call.in_full is not None and aliased is None:
+                self._release_but(call.in_full)
         finally:
             # Also after an error: the call then runs as KERNELS on these inputs.
             self._on_host.put_back()
         # A stray write is told by `disagreement`. Here it would pass for a lack of memory, which is tried again.
-        if (
-            aliased is not None
-            and run_kernels is not None
-            and not (self._wrote_between or self._wrote_to_capture_memory)
-        ):
-            self._compare_aliased(aliased, groups, run_kernels)
+        if aliased is not None and not (self._wrote_between or self._wrote_to_capture_memory):
+            self._compare_aliased(aliased, groups)
 
     def _replay_once(self, run: Callable[[list[Any], list[torch.Tensor]], Any]) -> None:
         """Replay on the copies, and set the generator back."""
@@ -201,10 +182,10 @@ class Verification:
         others = [each for each in groups if each[0].members[0][0] not in self._aliased.tensors]
         return self._aliased.among(copies_of(self._inputs, others, self._written))
 
-    def _compare_aliased(self, aliased: AliasedCopies, groups: InputGroups, run_kernels: Runnable) -> None:
+    def _compare_aliased(self, aliased: AliasedCopies, groups: InputGroups) -> None:
         replayed, copies = aliased.left(self._copies, aliased.memory.clone()), self._copied(groups)
         try:
-            outputs = run_kernels(list(copies))
+            outputs = self._run_kernels(list(copies))
         finally:
             self._put_generator(self._began)
         mine = Values(self._comparable(outputs), replayed)
@@ -213,13 +194,8 @@ class Verification:
             raise NoMemoryError(f"{found}, without the memory to copy what it writes")
         self._outputs = ()
 
-    def disagreement(
-        self, outputs: Sequence[Any], run_kernels: Runnable | None = None
-    ) -> Disagreement | None:
-        """Return how the replay differs from `run_kernels`, which has run on the inputs and returned `outputs`; None if it agrees.
-
-        If they differ and the inputs were kept, both run again on these: each may differ as much from itself.
-        """
+    def disagreement(self, outputs: Sequence[Any]) -> Disagreement | None:
+        """Return how the replay differs from KERNELS, which have run on the inputs and returned `outputs`; None if it agrees."""
         # KERNELS have advanced it meanwhile, from where the replay had begun.
         if self._generator is not None and self._generator.get_offset() != self._ended:
             return Disagreement("it draws another number of random numbers")
@@ -232,9 +208,8 @@ class Verification:
         if self._aliased is not None:
             return None  # they were compared
         again = None
-        if run_kernels is not None and self._kept is not None:
-            runs = functools.partial(self._runs, self._kept)
-            again = Again(functools.partial(runs, self._replay_again), functools.partial(runs, run_kernels))
+        if self._kept is not None:  # if they differ, each may differ as much from itself
+            again = Again(lambda: self._runs(self._replay_again), lambda: self._runs(self._run_kernels))
         mine, right = Values(self._comparable(outputs), self._copies), Values(outputs, self._inputs)
         digests = {index: each for index, each in enumerate(mine.all) if isinstance(each, Digest)}
         differ = frozenset[int]()
@@ -256,10 +231,11 @@ class Verification:
         memory, _ = _with_guard_blocks(self._replay)
         return self._replay.serve_on(inputs, memory)
 
-    def _runs(self, inputs: Sequence[Any], run: Runnable) -> Iterator[Values]:
+    def _runs(self, run: Runnable) -> Iterator[Values]:
         """Yield the values that further runs leave, each on copies of the inputs and with the random numbers of the call."""
+        assert self._kept is not None
         for _ in range(REPETITIONS):
-            copies = copies_of(inputs, None, self._written)
+            copies = copies_of(self._kept, input_groups(self._kept), self._written)
             self._put_generator(self._began)
             try:
                 outputs = run(list(copies))
@@ -322,8 +298,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor:
 def _with_guard_blocks(replay: Replay) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Return poisoned memory for a replay in one allocation, and the guard block after each part of it, which is poisoned too.
 
-    The parts lie in reverse order, each at the start of a block. So a kernel that reaches one memory from the bounds of another misses
-    it, as it would in a call.
+    The parts lie in reverse order, so that a kernel that reaches one memory from the bounds of another misses it, as it would in a call.
     """
     memories = replay.layout.memories
     sizes = [blocks(memory.bytes) * BLOCK for memory in memories]
@@ -354,10 +329,7 @@ def _poison(
         filled.add(stand_ins[index].untyped_storage().data_ptr())
     others = [each for each in capture_memory if each.untyped_storage().data_ptr() in filled]
     poisoned = [each for each in capture_memory if each.untyped_storage().data_ptr() not in filled]
-    return [
-        *((each, each.clone()) for each in others),
-        *((each, OLD_POISON) for each in _joined(poisoned)),
-    ]
+    return [*((each, each.clone()) for each in others), *((each, OLD_POISON) for each in _joined(poisoned))]
 
 
 def bytes_to_compare(
@@ -383,7 +355,6 @@ def _joined(memory: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _indices(inputs: Sequence[Any], groups: InputGroups) -> Iterator[int]:
-    """Yield the positions of the inputs that may hold indices."""
     return (group.members[0][0] for group, _ in groups if may_be_indices(group.members, inputs))
 
 

@@ -14,17 +14,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.driver import Driver, DriverError
 from pygraphd.client.backend.errors import ProfiledError
-from pygraphd.client.replay.segments import fitting, table_numbers
+from pygraphd.client.replay.segments import Segment, table_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.native.ffi import TensorOps
     from pygraphd.client.replay.node_params import Parameters
-    from pygraphd.client.replay.segments import Segment
 
 FEW_EXECUTABLES = 4
 """Maximum number of executables of a large graph."""
@@ -71,15 +69,11 @@ class Executables:
         may have had addresses of aliased memory. `note` is called with the reason when another executable cannot be made. Raises DriverError.
         """
         self._driver = driver
-        self.launch, self.launch_address, self.fail_launch = (
-            driver.launch,
-            driver.launch_address,
-            driver.fail_launch,
-        )
+        self.launch, self.launch_address = driver.launch, driver.launch_address
+        self.fail_launch = driver.fail_launch
         self._graph = graph
         self._parameters = parameters
-        self._segments = segments
-        self._bind = ops.bind
+        self.segments = segments
         self._note = note
         self._retired: list[int] = []
         """Executables that others have replaced in the table."""
@@ -88,7 +82,7 @@ class Executables:
 
         CUPTI, which the profiler attaches and leaves, has such executables point to the driver's records of the memory that they were made
         with. Once that memory has gone back to the device, a launch under a profile ends the process with a segmentation fault (H200,
-        driver 580, CUPTI 13.0). Launches without a profile and executables from before the first one are not affected.
+        driver 580, CUPTI 13.0). Other launches are not affected.
         """
         self._keep_from_profiles = ops.keep_from_profiles
         self._handles = [] if parameters.has_copies else [driver.instantiate(graph, stream)]
@@ -107,19 +101,17 @@ class Executables:
             raise
 
     def __len__(self) -> int:
-        """Return the number of executables."""
         return len(self._handles)
 
     def _make(self, stream: int, replaced: int) -> int | None:
         """Return another executable, bound to the addresses in the node parameters; None if the driver refuses.
 
-        Returns 0 if a profiler runs, the graph has copies or memsets, and the call can do without.
+        It takes the place of `replaced` (0: of none), of which launches that still run go on. While a profiler runs, none is made for a
+        graph with copies or memsets: returns 0, or raises FallbackError if the call cannot do without. Raises DriverError if the first
+        one cannot be made.
 
-        It takes the place of the executable that is `replaced` (0: of none), of which launches that still run go on. After None no further one
-        is asked for, unless in place of another one. Raises DriverError if the first one cannot be made, and FallbackError if a profiler
-        runs and the call cannot do without. The graph is written before: the addresses at which it was recorded may be
-        unmapped by now, and the driver checks those of copies and memsets when it instantiates. Kernels of the first one are written as
-        at any call.
+        The graph is written before: the addresses at which it was recorded may be unmapped by now, and the driver checks those of copies
+        and memsets when it instantiates. Kernels of the first one are written as at any call.
         """
         is_first = not self._handles
         if self._parameters.has_copies and torch_private.is_profiled():
@@ -154,14 +146,6 @@ class Executables:
         while handles:
             with contextlib.suppress(DriverError):
                 self._driver.destroy_executable(handles.pop())
-
-    def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
-        """Return an executable that is bound to the addresses of a call, and the number of nodes that were written for it.
-
-        An executable may be written while a launch of it runs, which is not affected. Raises `FallbackError`, `DriverError`, or what an
-        object that is no tensor raises.
-        """
-        return fitting(self._bind(self.table, inputs, memory, stream), self._segments, inputs)
 
     def close(self) -> None:
         """Destroy all executables; launches that still run go on."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pygraphd.client.backend.driver import (
+    Driver,
     DriverError,
     KernelNodeParams,
     Memcpy3D,
@@ -25,8 +26,6 @@ from pygraphd.client.backend.errors import NotRelocatableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-
-    from pygraphd.client.backend.driver import Driver
 
     Struct = KernelNodeParams | MemsetNodeParams | Memcpy3D
 
@@ -45,11 +44,6 @@ _OF_INDUCTOR = "triton_"
 _NCCL_STORAGE = 16
 """The offset of `workStorageType` in the parameters of NCCL's kernels, as 32 bits; 0: addresses follow in the parameters themselves."""
 
-_TRANSFORM = "fft"
-"""Part of the names of cuFFT's kernels; other kernels that have it may be taken for one."""
-TABLES = "it holds a transform that reads tables of its plan, which PyTorch may free at any time"
-"""Lengths with a prime factor above 127 have tables. PyTorch may free them; KERNELS make them anew, but a replay would not."""
-
 
 @dataclass(slots=True)
 class _Node:
@@ -62,8 +56,6 @@ class _Node:
     scanned: tuple[range, ...]
     """For each block, its words that may be addresses."""
     packed: bool = False
-    is_transform: bool = False
-    """Whether it is a kernel of cuFFT, by its name."""
     begins: list[int] = field(init=False)
     """For each block the word at which it begins, from the node's first on, and then how many words they take."""
 
@@ -101,8 +93,6 @@ class Parameters:
         self._context = driver.context()
         self._lay_out()
         self.candidates = list(self._candidates())
-        self.transforms = [each for each in self.candidates if self._nodes[each[1]].is_transform]
-        """The candidates that are parameters of cuFFT's kernels."""
 
     def of_another(self, graph: int, indices: Iterable[int]) -> dict[int, int] | None:
         """Return some words of another graph, by index here; None if it is not of the same kernels. Raises as the constructor does."""
@@ -126,7 +116,6 @@ class Parameters:
         return found
 
     def __len__(self) -> int:
-        """Return the number of nodes that can be written."""
         return len(self._nodes)
 
     @property
@@ -152,7 +141,6 @@ class Parameters:
             self._driver.write_node(node.node_type, handle, struct)
 
     def _lay_out(self) -> None:
-        """Make room for all blocks, put them there, and work out how each node is written."""
         # The driver reads these structures at every write, by their addresses in `writes`.
         self._kept: list[Any] = []
         self.writes: list[tuple[int, ...]] = []
@@ -238,8 +226,7 @@ def _read_kernel(driver: Driver, handle: int, *, may_reduce: bool) -> _Node:
         raise NotRelocatableError(f"it holds a collective ({name})")
     # Whole words alone: compilers align the addresses in a kernel's parameters to 8 bytes.
     words = tuple(range(len(block) // WORD) for block in blocks)
-    is_transform = _TRANSFORM in name
-    return _Node(handle, NodeType.KERNEL, struct, blocks, words, packed=packed, is_transform=is_transform)
+    return _Node(handle, NodeType.KERNEL, struct, blocks, words, packed=packed)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -153,7 +153,6 @@ def _piece(index: int, output: Output, dtypes: Sequence[torch.dtype]) -> Piece |
 
 
 def _made(output: Any, memory: Sequence[Any], inputs: Sequence[Any]) -> torch.Tensor:
-    """Return an output that the helper does not make."""
     if isinstance(output, Empty):
         return torch.empty_strided(output.size, output.stride, dtype=output.dtype, device=output.device)
     if isinstance(output, Flagged):

@@ -21,8 +21,6 @@ PAGE = 2 << 20
 """The device's granularity: the allocator's memory ends at a multiple of it, and other memory may begin there."""
 MAX_ALIGNMENT = 256
 """Libraries choose kernels by alignment up to this many bytes, and by no more."""
-
-
 IN_PLACE = -1
 """The number of the segment that does not move."""
 
@@ -42,11 +40,10 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRange:
-    """A range of addresses in a segment, `base` bytes from where that begins."""
+    """A range of addresses in the segment of this number, `base` bytes from where that begins."""
 
     span: Span
     number: int
-    """The number of the segment."""
     base: int = 0
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pygraphd.client.backend import torch_private
-from pygraphd.client.backend.driver import DriverError
+from pygraphd.client.backend.driver import Driver, DriverError
 from pygraphd.client.backend.errors import (
     REENTERED,
     DisturbedError,
@@ -26,20 +26,18 @@ from pygraphd.client.backend.errors import (
     ProfiledError,
 )
 from pygraphd.client.common.signals import raised_by_handler
-from pygraphd.client.replay.native.ffi import Parts, TensorOps
+from pygraphd.client.replay.native.ffi import Fused, Launch, Parts, TensorOps
+from pygraphd.client.replay.segments import mismatch
 
 if TYPE_CHECKING:
-    from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.exec_cache import Executables
     from pygraphd.client.replay.layout import Layout
-    from pygraphd.client.replay.native.ffi import Fused, Launch
     from pygraphd.client.replay.rng import PhiloxRange, RngCursor
     from pygraphd.client.replay.single_kernel import SingleKernel
 
 AFTER_LAUNCH = "is_after_launch"
 """The attribute of an exception that the compiled helper raises when it has launched; `fused_replay.h` sets it."""
 RECORDING_CLOSED = "its recording was evicted meanwhile"
-
 
 _KNOWN = (FallbackError, DriverError, torch.OutOfMemoryError)
 
@@ -72,7 +70,6 @@ class Device:
 
 def drawing_launch(cursor: RngCursor, launch_executable: Launch) -> Launch:
     """Return the launch function of a graph that draws random numbers. It raises `FallbackError` or `DriverError`, with the generator as it was."""
-
     affinity = cursor.affinity
 
     def launch(executable: int, stream: int) -> PhiloxRange:
@@ -132,25 +129,15 @@ class Replay:
         self.fused = self.counts if outputs.are_plain else None
         """Serves calls without Python; None: the compiled helper cannot serve this layout."""
 
-    def __call__(self, inputs: list[Any]) -> Any:
-        """Serve a call, clear its list of inputs, and return the outputs.
+    def serve(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
+        """Serve a call, clear its list of inputs, and return the outputs and the range of random numbers that it was given, if it draws any.
 
         Raises `FallbackError`, `DriverError` or torch's out-of-memory error, with the inputs as they were. After a `DriverError` the
         replay is of no more use.
         """
-        return self.serve(inputs)[0]
-
-    def serve(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
-        """Serve a call as `__call__` does, and return also the range of random numbers that it was given, if it draws any."""
         with kernels_on_error:
             done = self.fused(inputs) if self.fused is not None else None
         return done or self.serve_in_python(inputs)
-
-    def serve_in_python(self, inputs: list[Any]) -> tuple[Any, PhiloxRange | None]:
-        """Serve a call as `serve` does, but step by step in Python, which raises the reason if the call does not fit."""
-        if any(inputs[index] is not generator for index, generator in self.layout.generators):
-            raise LayoutMismatchError(LayoutMismatch.GENERATOR)
-        return self._serve(inputs)
 
     def memory(self) -> list[torch.Tensor]:
         """Allocate the memory of one call, and return it in the order of the layout."""
@@ -160,10 +147,15 @@ class Replay:
         return memory
 
     def serve_on(self, inputs: list[Any], memory: list[torch.Tensor]) -> Any:
-        """Serve a call on memory from `memory()`; see `__call__`."""
-        return self._serve(inputs, memory)[0]
+        """Serve a call on memory from `memory()`, and return the outputs; see `serve`."""
+        return self.serve_in_python(inputs, memory)[0]
 
-    def _serve(self, inputs: list[Any], memory: list[Any] | None = None) -> tuple[Any, PhiloxRange | None]:
+    def serve_in_python(
+        self, inputs: list[Any], memory: list[Any] | None = None
+    ) -> tuple[Any, PhiloxRange | None]:
+        """Serve a call as `serve` does, but step by step in Python, which raises the reason if it does not fit; `memory` is from `memory()`."""
+        if any(inputs[index] is not generator for index, generator in self.layout.generators):
+            raise LayoutMismatchError(LayoutMismatch.GENERATOR)
         if self.counts.is_held_here():
             raise DisturbedError(REENTERED)
         with self.counts:
@@ -185,7 +177,10 @@ class Replay:
         if self._cursor is not None:
             self._cursor.affinity.expect(stream)
         with kernels_on_error:
-            executable, written = executables.bind(inputs, memory, stream)
+            found = self._device.ops.bind(executables.table, inputs, memory, stream)
+            if found is None:
+                raise mismatch(executables.segments, inputs)
+            executable, written = found
         # Asked again: a profile may have begun while this call waited for another one of the recording.
         if torch_private.is_profiled() and not executables.can_launch_profiled:
             raise ProfiledError
@@ -219,7 +214,7 @@ class Replay:
         )
 
     def _fused_launch(self) -> Launch | int:
-        """Return the launch function of the helper: that of the driver, or a Python function where each launch needs preparation."""
+        # The address of the driver's function, or a Python function where each launch needs preparation.
         return self._start if self._cursor is not None else self._launch_address or self._start
 
     # --- what others ask, and the end ---

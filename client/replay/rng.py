@@ -8,7 +8,7 @@ driver writes them in one call.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -39,35 +39,6 @@ class PhiloxRange(NamedTuple):
     before: int
     after: int
     further: tuple[tuple[int, int], ...] = ()
-
-
-class DefaultGenerator(Protocol):
-    """The part of a device's default generator that a cursor uses. The program may exchange the state behind it."""
-
-    def get_offset(self) -> int:
-        """Return how far it has come."""
-
-    def graphsafe_get_state(self) -> torch.Generator:
-        """Return another generator over the same state."""
-
-
-class RngCursor(Protocol):
-    """Advances a random number generator as a launch of one recording would, and hands the state to its kernels."""
-
-    affinity: StreamAffinity
-    """The stream affinity of the memory that it writes before a launch."""
-
-    def advance(self, stream: int) -> PhiloxRange:
-        """Write the state for one launch on the current stream, whose handle is given, and advance the generator."""
-
-    def take_back(self, drawn: PhiloxRange) -> None:
-        """Put the generator back, as nothing was launched."""
-
-    def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        """Find the state among the unknown addresses in parameters, so that the driver can write it. Return whether any numbers are drawn."""
-
-    def close(self) -> None:
-        """Release the graph that the cursor belongs to."""
 
 
 class Generators:
@@ -103,13 +74,16 @@ class _State:
     """The other generators, with the same number."""
 
 
-class GeneratorCursor:
-    """Advances generators with a captured graph of PyTorch's without nodes: its replay advances them, and launches nothing."""
+class RngCursor:
+    """Advances generators as a launch of one recording would, and hands their state to its kernels.
+
+    It has a captured graph of PyTorch's without nodes: its replay advances the generators, and launches nothing.
+    """
 
     def __init__(
         self,
         graph: torch.cuda.CUDAGraph,
-        default: DefaultGenerator,
+        default: torch.Generator,
         driver: Driver,
         synchronize: Callable[[], None],
         affinity: StreamAffinity,
@@ -117,8 +91,8 @@ class GeneratorCursor:
     ) -> None:
         """Take over `graph`; `synchronize` waits for the work that is queued on the current stream.
 
-        `further` generators are drawn from beside `default`, the device's own. `affinity` is shared by all graphs that may read the
-        same state: in torch 2.11 all graphs of a generator, in later versions those of one capture.
+        `further` generators are drawn from beside `default`, the device's own, whose state the program may exchange. `affinity` is shared
+        by all graphs that may read the same state: in torch 2.11 all graphs of a generator, in later versions those of one capture.
         """
         self.affinity = affinity
         self._graph = graph
@@ -220,7 +194,10 @@ class GeneratorCursor:
             draws = self._draws()
             if draws:
                 with self._driver.relaxed():
-                    self._state = self._find([each for each in set(addresses()) if self._is_word(each)])
+                    aligned = [each for each in set(addresses()) if each > 0 and each % _WORD == 0]
+                    type_at = self._driver.memory_type
+                    # To read a word that is no address would fail, and end the search.
+                    self._state = self._find([each for each in aligned if type_at(each) is MemoryType.DEVICE])
                     if self._state is not None:
                         # Not every driver lets a stream write.
                         self._all.set_offset(began)
@@ -240,11 +217,6 @@ class GeneratorCursor:
             if self._all.get_offset() == before:
                 return False
         return True
-
-    def _is_word(self, address: int) -> bool:
-        aligned = address > 0 and address % _WORD == 0
-        # To read a word that is no address would fail, and end the search.
-        return aligned and self._driver.memory_type(address) is MemoryType.DEVICE
 
     def _find(self, addresses: list[int]) -> _State | None:
         """Return the address of each generator's state, found by the values that PyTorch writes there; None if it is ambiguous."""

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from pygraphd.client.replay.replay import Replay
 
 
@@ -76,18 +74,16 @@ class SharedScratch:
         The next calls may run as KERNELS. The workspace that a BLAS library then allocates would lie amid memory that is large enough for
         the scratch, which the next replay would have to allocate beside it. So the workspace is allocated while the scratch is.
         """
-        if self.is_large and self.bytes <= free_bytes() and (scratch := self._allocate()) is not None:
+        if not self.is_large or self.bytes > free_bytes():
+            return
+        with self._lock:
+            live, size = self._live(), self.bytes
+        if live:
+            scratch = live[0].allocate_bytes(size)
             allocate_workspace()
             del scratch
 
-    def _allocate(self) -> torch.Tensor | None:
-        """Allocate the scratch of one call; return None if no recording is left."""
-        with self._lock:
-            live, size = self._live(), self.bytes
-        return live[0].allocate_bytes(size) if live else None
-
     def _live(self) -> list[Replay]:
-        """Return the recordings that are left, and forget the others."""
         found = [(each, each()) for each in list(self._replays)]
         self._replays.difference_update([each for each, replay in found if replay is None])
         return [replay for _, replay in found if replay is not None]

@@ -79,15 +79,6 @@ def mismatch(segments: Iterable[Segment], inputs: Sequence[Any]) -> FallbackErro
     return FallbackError("the compiled helper does not find where its inputs lie")
 
 
-def fitting(
-    found: tuple[int, int] | None, segments: Iterable[Segment], inputs: Sequence[Any]
-) -> tuple[int, int]:
-    """Return what the compiled helper has found for a call; raises as `mismatch` says if it has found nothing."""
-    if found is None:
-        raise mismatch(segments, inputs)
-    return found
-
-
 def table_numbers(segments: Sequence[Segment], writes: Iterable[Sequence[int]]) -> array.array[int]:
     """Return the segments as the numbers that `exec_table.h` reads; each write is (function, node, parameters[, context])."""
     # In the order of `lay_out` in `exec_table.h`. The last column has no count: it is as long as the first.

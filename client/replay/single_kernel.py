@@ -9,16 +9,14 @@ import ctypes
 from ctypes import c_int, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.replay.segments import fitting, table_numbers
+from pygraphd.client.backend.driver import Driver, DriverError
+from pygraphd.client.replay.segments import Segment, table_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.native.ffi import TensorOps
     from pygraphd.client.replay.node_params import Parameters
-    from pygraphd.client.replay.segments import Segment
 
 NEVER_WORTH = 2
 """More than the number of nodes: no call is worth another executable."""
@@ -35,8 +33,7 @@ class SingleKernel:
     ) -> None:
         """Prepare the launch of the kernel in `parameters`, which `Parameters.is_single_kernel` has been asked about."""
         self._parameters = parameters
-        self._segments = segments
-        self._bind = ops.bind
+        self.segments = segments
         # `Kernel` of `exec_table.h`: what stands for an executable.
         # Kept here, as the table has its address only.
         self._kernel = (c_uint64 * 2)(driver.kernel_launch_address, parameters.writes[0][2])
@@ -50,11 +47,10 @@ class SingleKernel:
         )
 
     def __len__(self) -> int:
-        """Return the number of executables, which is 0."""
         return 0
 
     def launch(self, kernel: int, stream: int) -> None:
-        """Launch the kernel that `bind` has returned, on a stream of the current device."""
+        """Launch the kernel that `TensorOps.bind` has returned, on a stream of the current device."""
         code = self._launch(kernel, stream)
         if code:
             self.fail_launch(code)
@@ -63,10 +59,6 @@ class SingleKernel:
     def fail_launch(code: int) -> NoReturn:
         """Raise DriverError for a code that cuLaunchKernel has returned."""
         raise DriverError("cuLaunchKernel", code)
-
-    def bind(self, inputs: list[Any], memory: list[Any], stream: int) -> tuple[int, int]:
-        """Write the addresses of a call into the arguments of the kernel; see `Executables.bind`."""
-        return fitting(self._bind(self.table, inputs, memory, stream), self._segments, inputs)
 
     def close(self) -> None:
         """Let go of the table; launches that still run go on."""

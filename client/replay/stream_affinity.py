@@ -52,8 +52,7 @@ class StreamAffinity:
         """Move to the stream with this handle; return whether it was another one before. Raises `FallbackError`, with nothing changed."""
         if stream == self._stream:
             return False
-        if self._stream is not None and not self._may_leave():
-            raise DisturbedError(OTHER_STREAM)
+        self.expect(stream)
         self.move(stream)
         return True
 

@@ -152,14 +152,10 @@ def _helper(found: Mapping[str, Any]) -> Check:
         return Check(
             "helper", str(found["why"]), f"delete {found['path']}; the next program compiles it anew"
         )
-    if not found["compiler"]:
-        return Check("helper", "no C compiler", "install gcc or clang, or set CC; Triton needs one, too")
-    if not found["headers"]:
-        return Check("helper", f"no Python.h in {found['include']}", "install the headers of this Python")
-    log = Path(f"{found['path']}.log")
-    if ownership.is_there(log):
-        return Check("helper", "its compilation failed", f"{log} says why; delete that file to try again")
-    return Check("helper", "not compiled yet; the first program that records a graph has it compiled")
+    if found["why"]:
+        remedy = "install gcc or clang, or set CC, and the headers of this Python; Triton needs them, too"
+        return Check("helper", str(found["why"]), remedy)
+    return Check("helper", "not compiled yet; the first program that records a graph compiles it")
 
 
 def _daemon(locations: Locations, autostart: Mapping[str, Any]) -> Iterator[Check]:

@@ -67,7 +67,7 @@ def _rule(name: str, kinds: str, said: str, remedy: str, *codes: ReasonCode) -> 
 RULES = (
     _rule(
         # First, or these would be among the other reasons, which the last rule takes.
-        "expected", f"{_CALLS}", "^first call of a size|another process measured|still being compiled|^called from another thread|while it was measured|^measured anew", "",
+        "expected", f"{_CALLS}", "^first call of a size|another process measured|^called from another thread|while it was measured|^measured anew", "",
         ReasonCode.LONGER_ON_GPU, ReasonCode.LONGER_ON_HOST, ReasonCode.NO_GAIN, ReasonCode.LEFT_TO_ANOTHER_PROCESS,
     ),
     _rule(
@@ -122,7 +122,6 @@ RULES = (
         ReasonCode.RESULTS_DIFFER, ReasonCode.VERIFICATION_FAILED,
     ),
     _rule("no GPU", "", "", "see the checks of driver and torch", ReasonCode.NO_DEVICE),
-    _rule("no helper", "", "", "see the check of the helper", ReasonCode.NO_HELPER),
     _rule(
         "collectives", _TORCH, "^it has collectives|^its collectives",
         "unset PYGRAPH_COLLECTIVES on all ranks, where it is 0; docs/limits.md lists collectives that cannot be captured, and what to do",
@@ -130,7 +129,7 @@ RULES = (
     ),
     _rule(
         "left to PyTorch", _TORCH, "",
-        "unset PYGRAPH_RELOCATE, enable PyGraph before the forward is compiled, and see the check of recording",
+        "unset PYGRAPH_RELOCATE, enable PyGraph before the forward is compiled, and see the checks of recording and helper",
     ),
     _rule("the daemon", _FAILED, "^daemon", "pygraphd start; without one, results wait in the spool"),
     _rule(

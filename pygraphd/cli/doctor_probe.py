@@ -22,7 +22,7 @@ PYTHON = "python"
 """In place of all stages, if Python cannot be run or ends before the first one."""
 
 _PROBE = """
-import ctypes, json, os, shutil, sysconfig
+import ctypes, json, os, tempfile
 from pathlib import Path
 
 def stage(name, find):
@@ -48,7 +48,7 @@ def gpus():
 
 def hook():
     from pygraphd.client.backend import torch_private
-    return {"missing": torch_private.missing(), "relocation": torch_private.missing_for_relocation()}
+    return {"missing": torch_private.missing(), "relocation": torch_private.missing_for("relocation")}
 
 def recording():
     from pygraphd.client.backend import driver
@@ -59,12 +59,12 @@ def helper():
     from pygraphd.client.replay.native import build
     from pygraphd.schema.locations import locate
     path = build.place(locate().cache)
+    if not path.exists():
+        with tempfile.TemporaryDirectory() as folder:
+            return {"path": str(path), "state": "absent", "why": build.compile_once(build.place(Path(folder)))}
     found = build.load(path)
-    compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("gcc", "clang", "cc"))), None)
-    headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    state = "absent" if found is None else "refused" if isinstance(found, str) else "loaded"
-    why = found if isinstance(found, str) else ""
-    return {"path": str(path), "state": state, "why": why, "compiler": compiler, "headers": headers.exists(), "include": str(headers.parent)}
+    is_refused = isinstance(found, str)
+    return {"path": str(path), "state": "refused" if is_refused else "loaded", "why": found if is_refused else None}
 
 def autostart():
     from pygraphd.client.decisions import daemon_start

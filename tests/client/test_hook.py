@@ -93,28 +93,6 @@ def test_the_summary_says_of_each_graph_how_it_ran_and_whether_that_was_known(
     assert codes == [{None}, {None}, {"refresh_asked"}]
 
 
-@pytest.mark.parametrize(
-    ("is_set_up", "missing", "compiled"), [(True, None, True), (False, None, False), (True, "names", False)]
-)
-def test_the_helper_is_compiled_while_graphs_are_so_that_the_first_recording_has_it(
-    run: Run, is_set_up: bool, missing: str | None, compiled: bool
-) -> None:
-    """Where CUDA was not used so far, there may be nothing to relocate, and asking for a GPU is not ours to do."""
-    program = f"""
-    import torch
-    from pygraphd.client.backend import torch_private
-    torch.cuda.is_initialized = lambda: {is_set_up}
-    torch_private.missing_for_relocation = lambda: {missing!r}
-    import torch._inductor.compile_fx
-    from pygraphd.client.replay.native.ffi import helper
-    print(helper.wait(60))
-    """
-    outcome = run(program, CC="" if compiled else "/nowhere/cc")
-
-    assert outcome.output == f"{compiled}\n"
-    assert not any("helper" in failure for failure in outcome.summary["failures"])
-
-
 @pytest.mark.slow
 def test_nccl_registers_no_memory_in_captures_of_collectives_unless_the_user_says_so(run: Run) -> None:
     program = """

@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_helper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Have the compiled helper for every test, and not those that happen to come late enough."""
+    """Have the compiled helper for every test."""
     from pygraphd.client.replay.native.ffi import helper
 
     assert helper.prepare(tmp_path_factory.mktemp("helper")) is None
-    assert helper.wait(60)
     yield
     helper.forget()
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]
 
 
 def test_this_torch_has_all_that_relocation_needs() -> None:
-    assert torch_private.missing_for_relocation() is None
+    assert torch_private.missing_for("relocation") is None
 
 
 def test_this_driver_has_all_calls() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pygraphd.client.frontend import settings
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -295,7 +296,7 @@ def test_several_forwards_may_be_in_flight(relocated: Relocated) -> None:
         for each, output in reversed([*zip(inputs, outputs, strict=True)]):
             output.sum().backward()
             kept_in_both(each, output)
-    assert [each.refusal for each in relocated.made if each.refusal] == []
+    assert [refusal_of(each) for each in relocated.made if refusal_of(each)] == []
     assert relocated.made
 
 

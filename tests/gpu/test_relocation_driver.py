@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.support.gpu_programs import affine, compiled, warm, x
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ def test_a_capture_that_fails_leaves_the_process_as_it_was(relocated: Relocated)
     for _ in range(4):
         assert run(torch.ones(1000, device="cuda")).unique().tolist() == [1.0, 5.0]
     assert relocated.report.counts["captured"] == 0
-    assert "cannot be captured" in str(relocated.made[0].refusal)
+    assert "cannot be captured" in str(refusal_of(relocated.made[0]))
     gc.collect()
     torch.cuda.empty_cache()
     torch.randn(10, device="cuda")
@@ -183,7 +184,7 @@ def test_every_driver_call_may_fail(
         assert offset == drawn
         count, failing.fail_at = failing.count, 0
         if not fail_at or failing.failed not in FOR_A_SHORTER_WAY:
-            assert (run.refusal is not None) is (0 < fail_at <= count)
+            assert (refusal_of(run) is not None) is (0 < fail_at <= count)
         run.close()
         return count
 

@@ -11,6 +11,7 @@ import torch
 
 from pygraphd.client.recording import budget, comparison, recordings, verification
 from tests.support.gpu_programs import compiled, x
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ def test_a_recording_that_never_agrees_is_not_used_and_leaves_nothing(
 
     assert relocated.report.counts["captured"] == 0
     assert any(differs in reason for reason in relocated.report.fallbacks)
-    assert differs in str(relocated.made[0].refusal)
+    assert differs in str(refusal_of(relocated.made[0]))
     assert reserved() <= before + SLACK
 
 
@@ -112,7 +113,7 @@ def test_memory_may_run_out_at_any_point_of_recording(relocated: Relocated) -> N
                 (result,) = run([a])
             assert torch.equal(result, expected)  # which needs some more
             del result
-        refusals.append(run.refusal)
+        refusals.append(refusal_of(run))
         run.close()
         del run
         assert reserved() <= before + SLACK
@@ -148,7 +149,7 @@ def test_memory_may_run_out_within_a_capture(
         for _ in range(3):
             assert torch.equal(run(a.clone()), expected)
 
-    assert relocated.made[0].refusal == "CUDA out of memory. For a test."
+    assert refusal_of(relocated.made[0]) == "CUDA out of memory. For a test."
     assert not relocated.made[0].refused_for_good
     assert relocated.report.fallbacks["CUDA out of memory. For a test."] == 3
     assert reserved() <= before + SLACK

@@ -15,6 +15,7 @@ from pygraphd.client.recording import device_waits, recordings
 from pygraphd.client.recording.capture import NOT_CACHED, SYNC_DEBUG
 from pygraphd.client.recording.device_waits import GPU_WAITS
 from tests.support.gpu_programs import affine, compiled, losses, network, warm, x
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ def test_a_debugging_aid_puts_off_a_recording_and_forbids_none(
     for each in results:
         torch.testing.assert_close(each, right)
     assert relocated.report.counts["captured"] == 1
-    assert relocated.made[0].refusal is None
+    assert refusal_of(relocated.made[0]) is None
 
 
 def test_a_result_is_an_input(relocated: Relocated) -> None:
@@ -309,11 +310,12 @@ def test_within_a_capture_of_the_users_it_runs_as_kernels(relocated: Relocated) 
     assert relocated.report.fallbacks[IN_A_CAPTURE] == 1
 
 
-def test_nothing_waits_for_work_that_may_wait_for_another_rank(
-    relocated: Relocated, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_other_ranks", [False, True])
+def test_nothing_waits_for_work_that_waits_for_what_comes_after_the_calls(
+    relocated: Relocated, monkeypatch: pytest.MonkeyPatch, has_other_ranks: bool
 ) -> None:
-    """A stream that waits for a flag stands for a posted receive: what it waits for comes after the calls."""
-    monkeypatch.setattr(device_waits, "has_other_ranks", lambda: True)
+    """A stream waits for a flag, which the program sets later; with other ranks it stands for a posted receive."""
+    monkeypatch.setattr(device_waits, "has_other_ranks", lambda: has_other_ranks)
     monkeypatch.setattr(device_waits, "WAITS_S", 0.0)
     # On the host, so that its writing needs no kernel: to load one may wait for the device.
     flag, receiving = torch.zeros(1, dtype=torch.int32).pin_memory(), torch.cuda.Stream()

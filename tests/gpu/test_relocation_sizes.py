@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pygraphd.client.recording import recordings
+from pygraphd.client.recording import recordings, recordings_by_size
 from tests.support.gpu_programs import affine
 
 if TYPE_CHECKING:
@@ -105,7 +105,9 @@ def test_relocatable_graphs_of_two_hundred_sizes(relocated: Relocated, memory: M
 
     memory.expect_bounded()
     [region] = relocated.made
-    assert relocated.report.counts["captured"] == recordings.CAPTURES_OF_EACH * recordings.MAX_RECORDINGS
+    assert (
+        relocated.report.counts["captured"] == recordings_by_size.CAPTURES_OF_EACH * recordings.MAX_RECORDINGS
+    )
     assert len(region.replays) == recordings.MAX_RECORDINGS
     before = sum(replay.counts.replays for replay in region.replays)
     run_through(run, [size for (size, *_) in [slot.size for slot in region._recorded()] for _ in range(3)])
@@ -124,4 +126,4 @@ def test_the_whole_hook_with_two_hundred_sizes(watched: Watched, memory: Memory)
     memory.expect_bounded()
     watched.expect(graphs=1)
     assert captured > 0
-    assert watched.report.counts["captured"] <= recordings.CAPTURES_OF_EACH * len(few)
+    assert watched.report.counts["captured"] <= recordings_by_size.CAPTURES_OF_EACH * len(few)

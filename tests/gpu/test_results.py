@@ -16,6 +16,7 @@ from pygraphd.client.recording.result_check import (
     SHARE,
     ResultCheck,
 )
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -200,6 +201,6 @@ def test_a_recording_that_is_made_wrong_after_verification_is_found(
     torch.testing.assert_close(found, right)
     assert relocated.report.counts["wrong_results"] == 1
     assert len(relocated.made[0].replays) == 0
-    assert DIFFERS in str(relocated.made[0].refusal)
+    assert DIFFERS in str(refusal_of(relocated.made[0]))
     assert [reason.code.value for _, reason in marked] == ["results_differ"]
     assert capsys.readouterr().err.count(DIFFERS) == 1

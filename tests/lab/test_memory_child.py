@@ -167,5 +167,5 @@ def recorded(recorder: Recorder) -> tuple[Regions, Replay]:
     replay = recorder.built([given], [out]).replay
     relocatable: Any = SimpleNamespace(replays=(replay,), facts=GraphFacts())
     regions = Regions("graph")
-    regions.all.append(Timed(replay, "forward", relocatable))
+    regions.all.append(Timed(replay.serve, "forward", relocatable))
     return regions, replay

@@ -136,6 +136,7 @@ class Relocating:
     def __call__(self, inputs: list[Any]) -> str:
         self.calls += 1
         self.refusal = self._will_refuse
+        self.replayed += not self.refusal
         return "kernels" if self.refusal else "relocated"
 
     def empty_cache(self, *, workspaces: bool = False) -> None:

@@ -218,7 +218,6 @@ Function functions[] = {
     {"_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LL", reduce, {sizeof(Reduce)}},
     {"_Z30ncclSymkDevKernel_AllReduce", reduce, {sizeof(Reduce)}},
     {"triton_poi_fused_all_reduce_0", add, {8, 8, 8, 8}},
-    {"regular_bluestein_fft", add, {8, 8, 8, 8}},
 };
 
 void run(Node& node) {

@@ -258,7 +258,7 @@ class HostRecorder:
     def __init__(self, emulator: Emulator, allocator: Allocator, memory_bytes: int = 0) -> None:
         self.driver = emulator.driver
         self.memory_bytes = memory_bytes
-        self.peak_of_a_call = self.allocated = 0
+        self.peak_of_a_call = 0
         self.device = torch.device("cpu")
         self.generator = Generator()
         self.random_numbers = StreamAffinity(emulator.driver, lambda: bool)
@@ -344,7 +344,7 @@ class HostRecorder:
             list(outputs),
             spans,
             held,
-            cursor=cursor,
+            cursor=cursor,  # type: ignore[arg-type] # it stands in for one
             pool=recording,
             reserves=tuple(reserves),
             backing=backing,
@@ -389,9 +389,6 @@ class HostRecorder:
 
     def bytes_of_a_call(self) -> int:
         return self.peak_of_a_call
-
-    def allocated_so_far(self) -> int:
-        return self.allocated
 
     def below_peak(self) -> int:
         return self.peak

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from tests.support.refusals import refusal_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
@@ -80,7 +82,7 @@ class Relocated:
         from pygraphd.client.recording.recordings import NOT_YET
 
         assert set(self.report.fallbacks) <= {NOT_YET}, self.report.fallbacks
-        assert [each.refusal for each in self.made if each.refusal] == []
+        assert [refusal_of(each) for each in self.made if refusal_of(each)] == []
         assert {name: self.report.counts[name] for name in counts} == counts
 
     def expect_all_captured(self) -> None:

@@ -16,23 +16,30 @@ if TYPE_CHECKING:
 KERNELS = "kernels"
 
 
+class _Budget(TimeBudget):
+    """Counts recordings at each question, since here they take no time on the clock."""
+
+    def _debt_s(self) -> float:
+        self._count_at_s = 0.0
+        return super()._debt_s()
+
+
 class Case:
     """A graph whose decided sizes return themselves, and that has had its free sizes, but for `free` ones.
 
-    The cache knows some sizes, the most used first, and lists them if `lists`; `kernels` are known as KERNELS.
+    The cache knows some sizes, the most used first; `kernels` are known as KERNELS.
     """
 
     def __init__(
         self,
         known: Sequence[int] | None = None,
         *,
-        lists: bool = True,
         free: int = 0,
         kernels: Sequence[int] = (),
         **bounds: int,
     ) -> None:
         self.report = Report()
-        self.known, self.lists, self.asked = known, lists, list[int]()
+        self.known, self.asked = known, list[int]()
         self.lookups = 0
         self.decided: list[Sizes] = []
         self.open: set[Sizes] = set()
@@ -50,19 +57,18 @@ class Case:
             self.whole,
             self.report,
             None if known is None else self.look_up,
-            TimeBudget(lambda: self.now_s),
+            _Budget(lambda: self.now_s),
         )
         self.kernels = frozenset((size,) for size in kernels)
         self.sized._recorded = time_budget.FREE_SIZES - free
 
     def look_up(self) -> KnownSizes:
         self.lookups += 1
-        order = tuple((size,) for size in self.known or ()) if self.lists else ()
-        return KnownSizes(order, lambda _sizes: not self.lists, self.recall, self.kernels)
+        return KnownSizes(tuple((size,) for size in self.known or ()), self.recall, self.kernels)
 
     def recall(self, sizes: Sizes) -> DecidedSize | None:
         self.asked.append(sizes[0])
-        return self.decide(sizes) if self.known and sizes[0] in self.known else None
+        return self.decide(sizes)
 
     def decide(self, sizes: Sizes) -> DecidedSize:
         self.decided.append(sizes)

@@ -108,6 +108,7 @@ class Relocating:
     def __call__(self, inputs: list[Any]) -> str:
         self.meanwhile()
         self.calls += 1
+        self.replayed += 1
         self.one_time_work += self.calls == 2
         return "relocated"
 

@@ -21,7 +21,7 @@ from pygraphd.client.backend.torch_private.capture import (
 from pygraphd.client.backend.torch_private.compiled_facts import CompiledFacts, PartitionMap, facts
 from pygraphd.client.backend.torch_private.distributed import before_groups_end, default_store, group_on_gpus
 from pygraphd.client.backend.torch_private.inductor import (
-    Cudagraphify, Runnable, align_inputs, compile_with_inductor, count_in_compilation, counted_in_compilation, cuda_is_set_up, cudagraphs_asked,
+    Cudagraphify, Runnable, align_inputs, compile_with_inductor, count_in_compilation, counted_in_compilation, cudagraphs_asked,
     graph_breaks, inductor_cache, install, is_in_subgraph, is_ours, is_own_file, kernel_options, note_ours,
 )
 from pygraphd.client.backend.torch_private.library_switches import Condition, are_set, switches
@@ -34,7 +34,7 @@ from pygraphd.client.backend.torch_private.passes import (
 )
 from pygraphd.client.backend.torch_private.profiling import is_profiled, named, was_profiled, watch_profiler
 from pygraphd.client.backend.torch_private.requirements import (
-    COMPILE_FX, missing, missing_for_groups, missing_for_partitions, missing_for_passes, missing_for_relocation,
+    COMPILE_FX, missing, missing_for,
 )
 from pygraphd.client.backend.torch_private.tensors import (
     Allocator, allocations_by, allocator, configure_helper, copy_all, dtype_code, memory_at, missing_for_helper, reinterpret, stream_function,

@@ -6,7 +6,7 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from pygraphd.client.backend.torch_private.requirements import ARTIFACTS_REQUIRED, lacking
+from pygraphd.client.backend.torch_private.requirements import missing_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ def add_to_artifacts(before_saving: Callable[[Add], None]) -> Callable[[], None]
     `add` takes JSON objects by key. They go as type "autotune", which every torch knows: loading an artifact writes its object to the
     file that its key names in Inductor's cache folder. Where a type is not known, nothing at all is loaded.
     """
-    if reason := lacking(ARTIFACTS_REQUIRED):
+    if reason := missing_for("artifacts"):
         raise RuntimeError(reason)
     manager: Any = importlib.import_module("torch.compiler._cache").CacheArtifactManager
     serialize, theirs = manager.serialize, vars(manager)["serialize"]

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _SAVED = "pygraph saved: "
 """Prefix of the counter that a graph has if outputs of it are saved for a backward; their indices follow, as JSON."""
-
 _DONATED = "pygraph donated: "
 """Prefix of a counter that each graph has; the indices of the donated inputs of a backward follow, as JSON."""
 
@@ -102,10 +101,7 @@ def reused_inputs(code: str, donated: frozenset[int]) -> frozenset[int]:
 
 
 def returned_sizes(code: str, text: str) -> frozenset[int] | None:
-    """Return the numbers of elements of those inputs of a backward that its outputs may lie in; None if that is not known.
-
-    `text` is the printed graph, which has the sizes of the inputs.
-    """
+    """Return the numbers of elements of those inputs of a backward that its outputs may lie in; None: not known. `text` is the printed graph."""
     names, given, signature = _inputs(code), _INPUTS.search(code), _SIGNATURE.search(text)
     returned = _RETURN.search(code, given.end()) if names and given is not None else None
     if signature is None or returned is None:
@@ -126,7 +122,6 @@ def returned_sizes(code: str, text: str) -> frozenset[int] | None:
 
 
 def _is_new(expression: str) -> bool:
-    """Return whether generated code calls what returns new memory."""
     called = _OPERATOR.match(expression)
     return _NEW.match(expression) is not None or (called is not None and _returns_new(called[1], called[2]))
 
@@ -181,10 +176,7 @@ def no_hooks_see_saved() -> tuple[Callable[[], object], object]:
 
 
 def no_dispatch_modes() -> tuple[Callable[[], object], object]:
-    """Return a C function and the value that it returns where no dispatch mode is active: a mode sees no operator of a replay.
-
-    Selective checkpointing counts operators by such modes, which stay active while compiled code runs.
-    """
+    """Return a C function and the value that it returns where no dispatch mode, as of selective checkpointing, waits to see operators."""
     return torch._C._len_torch_dispatch_stack, 0
 
 

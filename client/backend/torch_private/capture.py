@@ -141,7 +141,11 @@ def capturing(
             default.graphsafe_set_state(begun_with)
         if not ended:
             _failed_captures.append(graph)
-            _close_pool(device_index, own_pool)
+            # Up to torch 2.12 a failed `capture_end` leaves it open, which is fatal when the allocator next frees its cache.
+            # Later versions close it themselves: then this raises at once.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(device_index, own_pool)
+                torch._C._cuda_releasePool(device_index, own_pool)
             if apart is None:
                 _heal_generators(device_index, generators, spare)
 
@@ -156,15 +160,18 @@ def _begin_capture(
     (H200, driver 580).
     """
     modes: Any = torch.utils._python_dispatch
-    modes._push_mode(_Beginning(apart))  # entering the mode would affect other threads
+    mode = _Beginning(apart)
     try:
+        modes._push_mode(mode)  # entering the mode would affect other threads
         for each in generators:
             graph.register_generator_state(each)
         if apart is not None:
             apart.begin()
         graph.capture_begin(capture_error_mode="thread_local", **options)
     finally:
-        modes._pop_mode()
+        mode.is_over = True  # first: an interrupt may keep it on the stack
+        if modes._get_current_dispatch_mode() is mode:
+            modes._pop_mode()
         if apart is not None:
             apart.end()
 
@@ -178,8 +185,11 @@ class _Beginning(TorchDispatchMode):  # type: ignore[misc]  # torch has no types
     def __init__(self, apart: StateApart | None) -> None:
         super().__init__()
         self._apart = apart
+        self.is_over = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.is_over:
+            return func(*args, **(kwargs or {}))
         if self._apart is not None and func is torch.ops.aten.empty.memory_format:
             self._apart.end()
         return args[0] if func is torch.ops.aten.fill_.Scalar else func(*args, **(kwargs or {}))
@@ -187,14 +197,6 @@ class _Beginning(TorchDispatchMode):  # type: ignore[misc]  # torch has no types
 
 _failed_captures: list[Any] = []
 """Graphs of failed captures, never freed: up to torch 2.13 the pinned-memory allocator may still query them."""
-
-
-def _close_pool(device_index: int, pool: Pool) -> None:
-    """Close the pool that a failed `capture_end` has left open, up to torch 2.12: that is fatal when the allocator next frees its cache."""
-    # Later versions close it themselves: then this raises RuntimeError at once.
-    with contextlib.suppress(RuntimeError):
-        torch._C._cuda_endAllocateToPool(device_index, pool)
-        torch._C._cuda_releasePool(device_index, pool)
 
 
 def _heal_generators(device_index: int, generators: Sequence[torch.Generator], spare: Any) -> None:
@@ -266,15 +268,14 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def _reads_results(thread: threading.Thread) -> bool:
-    """Return whether a thread reads the results of Inductor's compile workers: by its name, or where it has none by its function."""
-    module = getattr(getattr(thread, "_target", None), "__module__", None) or ""
-    return thread.name == "InductorSubproc" or module.startswith("torch._inductor.")
-
-
 def threads_that_compile() -> frozenset[threading.Thread]:
     """Return the threads of this process by which Inductor compiles. They launch nothing."""
-    found = {each for each in threading.enumerate() if _reads_results(each)}
+    found = set[threading.Thread]()
+    for each in threading.enumerate():
+        # What reads the results of compile workers has a name, or else a function of Inductor's.
+        function = getattr(getattr(each, "_target", None), "__module__", None) or ""
+        if each.name == "InductorSubproc" or function.startswith("torch._inductor."):
+            found.add(each)
     module: Any = sys.modules.get("torch._inductor.async_compile")
     # A torch that has renamed them has us wait for these threads, and is well otherwise.
     with contextlib.suppress(AttributeError, AssertionError):

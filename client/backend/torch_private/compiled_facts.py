@@ -105,13 +105,13 @@ def facts(
     text = compiled.inductor_post_grad_graph_str
     on_cuda = "cuda" in compiled.device_types
     overloads = overloads_in(text)
-    operators, named = (
-        host_operators(overloads, vouched),
-        [f"{space}::{name}" for space, name, _ in overloads],
-    )
+    operators = host_operators(overloads, vouched)
+    named = [f"{space}::{name}" for space, name, _ in overloads]
     uses_streams = any(space == vouched_operators.STREAMS for space, _, _ in overloads)
     is_split = bool(refusal) and not uses_streams and _is_split_by_us(compiled, operators)
-    partitions = _partitions(compiled) if is_split or not refusal else 1
+    # Without maps, as where Inductor's option for partitions is off, the graph is one.
+    maps = _partition_maps(compiled) if is_split or not refusal else ()
+    partitions = len(maps) or 1
     # The sources of kernels are most of a large graph's code. To search them for each fact below would cost
     # each compilation, and each hit of Inductor's caches.
     code = without_kernels(compiled.source_code)
@@ -131,7 +131,7 @@ def facts(
         has_dynamic_sizes=_SYMBOLIC in text,
         static_inputs=tuple(compiled.fx_kwargs.get("static_input_idxs") or ()),
         mutated_inputs=tuple(compiled.mutated_input_idxs),
-        maps=_partition_maps(compiled) if is_split or not refusal else (),
+        maps=maps,
         host_operators=operators,
         # Hooks of the program's on intermediate values are calls in the generated code.
         calls_host_operators=uses_streams
@@ -205,7 +205,3 @@ def _is_split_by_us(compiled: Any, operators: tuple[str, ...]) -> bool:
     are_all_there = len(partitions) == len(compiled.partition_maps) and len(compiled.device_idxs) <= 1
     # The request to split is no proof: an operator in a subgraph is called within a partition.
     return are_all_there and is_split_around(compiled.source_code, operators)
-
-
-def _partitions(compiled: Any) -> int:
-    return len(compiled.partition_maps) if inductor_config().graph_partition else 1

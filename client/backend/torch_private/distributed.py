@@ -18,10 +18,7 @@ def default_store() -> Any:
 
 
 def group_on_gpus(name: str) -> tuple[int, int, float, str]:
-    """Return the lowest global rank of a process group, its size, its timeout in seconds, and the class that serves it on GPUs.
-
-    Raises the errors of c10d.
-    """
+    """Return the lowest global rank of a process group, its size, its timeout in seconds, and the class that serves it on GPUs. Raises errors of c10d."""
     group = _c10d()._resolve_process_group(name)
     # With TORCH_DISTRIBUTED_DEBUG=DETAIL this is a wrapper, in which ranks check each other's collectives.
     backend = group._get_backend(torch.device("cuda"))

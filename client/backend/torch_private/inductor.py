@@ -97,11 +97,6 @@ def _leave_backwards_of_ours_alone(output_code: Any) -> None:
     output_code.maybe_handle_backward_generation = hooked_handle
 
 
-def cuda_is_set_up() -> bool:
-    """Return whether this process has initialised CUDA. Asking whether CUDA is available would break CUDA in forked children."""
-    return bool(torch.cuda.is_initialized())
-
-
 def cudagraphs_asked() -> bool:
     """Return whether the mode that is being compiled asks for CUDA graphs, as `reduce-overhead` does."""
     return bool(inductor_config().triton.cudagraphs)
@@ -166,10 +161,7 @@ def _name(value: object) -> str:
 
 
 def align_inputs(compiled: Any) -> None:
-    """Have misaligned inputs of a compiled graph copied before each call, as Inductor does for graphs that it does not capture.
-
-    For graphs that it captures, Inductor leaves that to PyTorch's CUDA graph trees.
-    """
+    """Have misaligned inputs copied before each call, which Inductor leaves to PyTorch's CUDA graph trees for graphs that it captures."""
     output_code = importlib.import_module("torch._inductor.output_code")
     utils = importlib.import_module("torch._inductor.utils")
     output_code.maybe_realign_inputs(

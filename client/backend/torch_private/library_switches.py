@@ -17,35 +17,33 @@ if TYPE_CHECKING:
 Condition = tuple["Callable[[], object]", object]
 """A function in C that reads a setting, and the value that it is to have."""
 
-_GETTERS: dict[str, tuple[str, ...]] = {
-    "cudnn.enabled": ("_get_cudnn_enabled",),
-    "cudnn.deterministic": ("_get_cudnn_deterministic",),
-    "cudnn.conv.fp32_precision": ("_get_fp32_precision_getter", "cuda", "conv"),
-    "cudnn.rnn.fp32_precision": ("_get_fp32_precision_getter", "cuda", "rnn"),
-    "cuda.matmul.allow_fp16_accumulation": ("_get_cublas_allow_fp16_accumulation",),
-}
-"""The function of `torch._C` that reads each setting, with its arguments. `cudnn.allow_tf32` sets both precisions."""
 _CALLED = re.compile(r"\b(?:extern_kernels|torch\.ops\.aten)\.(\w+)")
-_USED_BY = {
-    "cudnn.enabled": re.compile("conv|cudnn|batch_norm|rnn|ctc_loss"),
-    "cudnn.deterministic": re.compile("conv|cudnn|batch_norm|rnn|ctc_loss"),
-    "cudnn.conv.fp32_precision": re.compile("conv"),
-    "cudnn.rnn.fp32_precision": re.compile("rnn"),
-    "cuda.matmul.allow_fp16_accumulation": re.compile("mm|addmv|linear|matmul"),
+_OF_CUDNN = re.compile("conv|cudnn|batch_norm|rnn|ctc_loss")
+_SWITCHES: dict[str, tuple[re.Pattern[str], tuple[str, ...]]] = {
+    "cudnn.enabled": (_OF_CUDNN, ("_get_cudnn_enabled",)),
+    "cudnn.deterministic": (_OF_CUDNN, ("_get_cudnn_deterministic",)),
+    "cudnn.conv.fp32_precision": (re.compile("conv"), ("_get_fp32_precision_getter", "cuda", "conv")),
+    "cudnn.rnn.fp32_precision": (re.compile("rnn"), ("_get_fp32_precision_getter", "cuda", "rnn")),
+    "cuda.matmul.allow_fp16_accumulation": (
+        re.compile("mm|addmv|linear|matmul"),
+        ("_get_cublas_allow_fp16_accumulation",),
+    ),
 }
-"""Found in the names of the library calls that depend on each setting. Each setting is read at each call, in 0.05 to 0.3 us."""
+"""For each setting, what is found in the names of library calls that depend on it, and its getter in `torch._C` with arguments.
+
+`cudnn.allow_tf32` sets both precisions. Each setting is read at each call, in 0.05 to 0.3 us."""
 
 
 def switches_of(code: str) -> tuple[str, ...]:
     """Return the names of the settings that library calls in generated code depend on."""
     called = set(_CALLED.findall(code))
-    return tuple(name for name, used_by in _USED_BY.items() if any(map(used_by.search, called)))
+    return tuple(name for name, (used_by, _) in _SWITCHES.items() if any(map(used_by.search, called)))
 
 
 def switches(names: Sequence[str]) -> tuple[Condition, ...]:
     """Return settings with their present values, without those that this torch does not have."""
     found: list[Condition] = []
-    for function, *arguments in (_GETTERS[name] for name in names):
+    for function, *arguments in (_SWITCHES[name][1] for name in names):
         read: Any = getattr(torch._C, function, None)
         # The compiled helper calls a condition without arguments.
         read = functools.partial(read, *arguments) if read is not None and arguments else read

@@ -28,12 +28,14 @@ def overloads_in(text: str) -> set[Overload]:
 def host_operators(overloads: Iterable[Overload], vouched: frozenset[str]) -> tuple[str, ...]:
     """Return the operators that have to run at each call, sorted, each as `namespace::operator`.
 
-    These are the operators that are tagged `cudagraph_unsafe`, and the operators that nobody vouches for. In modes with CUDA graphs, the
-    latter count only if they are implemented in Python, where they may read or change any variable: PyTorch captures the others too.
+    These are the operators that are tagged `cudagraph_unsafe`, those that call a library which a capture may damage, and the operators that
+    nobody vouches for. In modes with CUDA graphs, the last count only if they are implemented in Python, where they may read or change any
+    variable: PyTorch captures the others too.
     """
     overloads = {*overloads}
     unsafe = {f"{space}::{name}" for space, name, overload in overloads if _is_unsafe(space, name, overload)}
     names = {f"{space}::{name}" for space, name, _ in overloads}
+    unsafe |= vouched_operators.with_library_state(names, vouched)
     if cudagraphs_asked():
         names = {
             f"{space}::{name}" for space, name, overload in overloads if _is_in_python(space, name, overload)

@@ -93,7 +93,7 @@ def device_waits_put_off() -> Iterator[None]:
 
 
 def _wait_for_others() -> None:
-    """Return when no other thread is in a wait that it began before the gate was there, or after `BEGUN_S`."""
+    # The innermost Python function of a thread tells, for a wait that began before the gate was there.
     last = time.monotonic() + BEGUN_S
     callers = (torch.cuda.synchronize, torch.accelerator.synchronize)
     codes = [getattr(each, "__code__", None) for each in callers]
@@ -102,7 +102,6 @@ def _wait_for_others() -> None:
 
 
 def _others_run(codes: Sequence[Any]) -> bool:
-    """Tell whether the innermost Python function of any other thread is one of these."""
     frames = sys._current_frames()
     # Or this frame would hold itself, and with it all variables of the other threads.
     del frames[threading.get_ident()]

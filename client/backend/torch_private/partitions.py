@@ -118,12 +118,22 @@ def _split_here(
     original: Callable[..., Any], scheduler: Any, node: Any, *arguments: Any, **named: Any
 ) -> Any:
     """Stand in for `Scheduler.should_partition`, which returns a truth value up to torch 2.12, and a reason later."""
-    operator = getattr(getattr(node, "node", None), "op_overload", None)
+    called = getattr(node, "node", None)
+    if isinstance(called, _several_outputs()):
+        # Apart from its call it would be in the next partition, which then were given all outputs as a tuple.
+        called = called.inputs[0]
+        called = getattr(called, "data", called)
+    operator = getattr(called, "op_overload", None)
     name = operator._schema.name if isinstance(operator, torch._ops.OpOverload) else None
     if name in _splitting.operators:
         returns = str(getattr(original, "__annotations__", {}).get("return", ""))
         return True if "bool" in returns else f"runs at each call: {name}"
     return original(scheduler, node, *arguments, **named)
+
+
+def _several_outputs() -> Any:
+    """Return Inductor's class of one of several outputs of a call."""
+    return importlib.import_module("torch._inductor.ir").MultiOutput
 
 
 def _pretend_to_wrap() -> Callable[[], None]:
@@ -148,8 +158,7 @@ def _pretend_to_wrap() -> Callable[[], None]:
 
 
 def _wrapped_elsewhere(partition: Runnable, metadata: object) -> Runnable:
-    """Return a partition as it is. Inductor never calls this: PyGraph wraps partitions after `post_compile`."""
-    return partition
+    return partition  # never called: PyGraph wraps partitions after `post_compile`
 
 
 def somebody_wraps_partitions() -> bool:
@@ -176,12 +185,9 @@ def is_split_around(source: str, operators: Sequence[str]) -> bool:
     """Return whether generated code calls all of the operators between its partitions, and none of them within a partition."""
     between: set[str] = set()
     elsewhere: set[str] = set()
-    is_between = False
-    for line in source.splitlines():
-        if line[:1].strip():  # a function, a class or a statement of the module begins
-            is_between = line.startswith("class Runner")
-        if not line.lstrip().startswith("#"):
-            (between if is_between else elsewhere).update(f"{a}::{b}" for a, b in _CALL.findall(line))
+    for function, line in _code(source):
+        called = between if function.startswith("class Runner") else elsewhere
+        called.update(f"{a}::{b}" for a, b in _CALL.findall(line))
     return between.issuperset(operators) and elsewhere.isdisjoint(operators)
 
 

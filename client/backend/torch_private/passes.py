@@ -115,10 +115,9 @@ _EXPORTING = frozenset({"standalone_compile", "aot_compile", "aot_compile_fullgr
 
 def is_for_export() -> bool:
     """Return whether the compiled graph may be loaded by a program without PyGraph's operators, or without Python."""
-    config, functorch = inductor_config(), importlib.import_module("torch._functorch.config")
-    virtualized: Any = importlib.import_module("torch._inductor.virtualized")
-    if config.cpp_wrapper or virtualized.V.aot_compilation is True:
+    if inductor_config().cpp_wrapper or is_for_package():
         return True
+    functorch = importlib.import_module("torch._functorch.config")
     if getattr(functorch, "bundled_autograd_cache", False):  # of `caching_precompile`, for one
         return True
     frame = cast("Any", sys._getframe(1))

@@ -20,10 +20,7 @@ Allocator = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tens
 
 
 def allocator(device: torch.device) -> Allocator:
-    """Return a function of (size, strides, dtype) that makes an uninitialised tensor on `device`, as Inductor's code does.
-
-    A CUDA device has to be the current one when the function is called.
-    """
+    """Return a function of (size, strides, dtype) that makes an uninitialised tensor on `device`. A CUDA device has to be current in calls."""
     if device.type == "cuda":
         fast: Any = torch._C._dynamo.guards._empty_strided_cuda
         return cast("Allocator", fast)
@@ -116,7 +113,7 @@ def missing_for_helper() -> str | None:
         return f"torch {torch.__version__} keeps tensors in a way that is not known"
     needed = (*_LIBTORCH, _LIBTORCH_CUDA) if torch.version.cuda else _LIBTORCH
     names = [name for library, name in needed if _function(library, name) is None]
-    return lacking((), names)
+    return lacking({}, names)
 
 
 def configure_helper(helper: Any) -> str | None:

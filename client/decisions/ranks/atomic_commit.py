@@ -28,7 +28,7 @@ LONGEST_POLL_S = 0.02
 
 
 class Counters(Protocol):
-    """The part of `write_once.Registers` that a commit needs. Every method may raise RegisterError, whether or not it took effect."""
+    """What a commit and `LateRanks` need of `write_once.Registers`. Every method may raise RegisterError, whether or not it took effect."""
 
     def count(self, key: str, votes: int) -> int:
         """Add votes to a counter; return the sum."""
@@ -52,6 +52,7 @@ class Ballot:
     ) -> None:
         self._counters = counters
         self._key = key
+        self._votes = f"{key}/votes"
         self._ranks = ranks
         self._deadline = now + limit_s
         # A rank that writes its reason at the deadline may take one more operation.
@@ -90,10 +91,6 @@ class Ballot:
         if self._proposal is not None:
             return self._counters.write_text(self._key, self._proposal)
         return self._counters.read_text(self._key)
-
-    @property
-    def _votes(self) -> str:
-        return f"{self._key}/votes"
 
     def _late(self) -> str:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from pygraphd.client.common.bounded_lru import BoundedLRU
 from pygraphd.client.decisions import rules
@@ -30,8 +30,6 @@ UNLED_S = 10.0
 MAX_AGREED_GRAPHS = 4096
 """Graphs whose decisions are kept: those used last. The registers have the decisions of all graphs."""
 OTHER_ENVIRONMENT = "decided in another environment"
-
-_T = TypeVar("_T")
 
 
 class RankRole:
@@ -72,19 +70,16 @@ class Agreement:
     ) -> None:
         self.registers = registers
         self.wait_limit_s = wait_limit_s
-        self._reachability = Reachability(report, clock)
+        self.reachability = Reachability(report, clock)
         self._known = BoundedLRU[str, Decision](MAX_AGREED_GRAPHS)
         self._leads = BoundedLRU[str, bool](MAX_AGREED_GRAPHS)
 
-    def ask(self, operation: Callable[[], _T]) -> _T:
-        """Return the result of an operation on the registers; raises RegisterError if the store fails, or has failed lately."""
-        return self._reachability.ask(operation)
-
     def role(self, leader_key: str, graphs: Sequence[str], environment: str) -> RankRole:
         """Return this rank's role for some graphs; one rank leads for all graphs with the same `leader_key` that it compiles."""
+        registers, ask = self.registers, self.reachability.ask
         if leader_key not in self._leads:
             try:
-                self._leads[leader_key] = self.ask(lambda: self.registers.become_leader(leader_key))
+                self._leads[leader_key] = ask(lambda: registers.become_leader(leader_key))
             except RegisterError:
                 # Not remembered: the store may answer for the backward. To follow is right, whoever leads.
                 return _GroupRole(self, environment, leads=False)
@@ -92,27 +87,23 @@ class Agreement:
         if leads:
             # Or another rank would measure them, too, which costs time and nothing else.
             with contextlib.suppress(RegisterError):
-                self.ask(lambda: [self.registers.lead(graph) for graph in graphs])
+                ask(lambda: [registers.lead(graph) for graph in graphs])
         return _GroupRole(self, environment, leads=leads)
 
     def adopt(self, graph: str, environment: str, operation: Callable[[], Verdict | None]) -> Decision | None:
-        """Return the decision for a graph that `operation` finds in its register; None: there is none yet. Raises RegisterError as `ask`."""
+        """Return the decision for a graph that `operation` finds in its register; None: there is none yet. Raises RegisterError."""
         if graph not in self._known:
-            verdict = self.ask(operation)
+            verdict = self.reachability.ask(operation)
             if verdict is not None:
                 self._known[graph] = _marked(verdict, environment)
         return self._known.get(graph)
 
     def decide_alone(self, graph: str) -> Decision | None:
         """Return KERNELS for a graph, for good, if the store has not answered for the limit; None before that."""
-        if self._reachability.failing_s < self.wait_limit_s:
+        if self.reachability.failing_s < self.wait_limit_s:
             return None
-        self._known[graph] = decision = _alone()
+        self._known[graph] = decision = rules.not_measured(Reason(ReasonCode.RANKS_UNREACHABLE))
         return decision
-
-
-def _alone() -> Decision:
-    return rules.not_measured(Reason(ReasonCode.RANKS_UNREACHABLE))
 
 
 def _marked(verdict: Verdict, environment: str) -> Decision:
@@ -126,8 +117,6 @@ def _marked(verdict: Verdict, environment: str) -> Decision:
 
 
 class _GroupRole(RankRole):
-    """The role of a rank in a process group."""
-
     def __init__(self, agreement: Agreement, environment: str, *, leads: bool) -> None:
         self._agreement = agreement
         self._environment = environment
@@ -162,7 +151,7 @@ class _GroupRole(RankRole):
         if waited_s < UNLED_S or graph in self._led_by_others:
             return False
         try:
-            leads = agreement.ask(lambda: agreement.registers.lead(graph))
+            leads = agreement.reachability.ask(lambda: agreement.registers.lead(graph))
         except RegisterError:
             return False
         if not leads:

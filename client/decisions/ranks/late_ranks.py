@@ -6,25 +6,19 @@ collectives, and then wait in attempts of their own. So what counts is the numbe
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pygraphd.client.decisions.ranks.atomic_commit import Counters
 
 MAX_LATE = 3
 """Waits in vain, on all ranks of a group together, after which no attempt is made: each takes up to 30 s, and a rank may run without PyGraph."""
 TOO_LATE = f"ranks were late {MAX_LATE} times"
 
 
-class Marks(Protocol):
-    """The part of `write_once.Registers` that holds the count. Every method may raise RegisterError."""
-
-    def write_text(self, key: str, value: str) -> str:
-        """Write a value unless there is one; return the value of the register."""
-
-    def read_text(self, key: str) -> str | None:
-        """Return the value of a register, or None."""
-
-
 class LateRanks:
-    """The number of waits in vain in one group, as far as this rank knows. It holds if the store fails. Threads may share it.
+    """The number of waits in vain in one group, as far as this rank knows. It holds if the store fails, for which
+    `read` and `tell` raise RegisterError. Threads may share it.
 
     Wait number n is a register, written by each rank whose wait has begun when there were n. So waits that overlap count once, on
     however many ranks: they hold the job up only once.
@@ -35,10 +29,10 @@ class LateRanks:
         self._prefix = f"late/{group}/"
         self.count = 0
 
-    def read(self, marks: Marks) -> int:
+    def read(self, counters: Counters) -> int:
         """Return the number of waits in vain on all ranks of the group, `MAX_LATE` at most, by one operation if there is no new one."""
-        count = self.count  # of this thread: a mark that two threads read at once counts once
-        while count < MAX_LATE and marks.read_text(f"{self._prefix}{count}") is not None:
+        count = self.count  # of this thread: a register that two threads read at once counts once
+        while count < MAX_LATE and counters.read_text(f"{self._prefix}{count}") is not None:
             count += 1
         self.count = max(self.count, count)
         return self.count
@@ -47,7 +41,7 @@ class LateRanks:
         """Note a wait in vain of this rank, for this rank; there were `count_before` when it began."""
         self.count = max(self.count, count_before + 1)
 
-    def tell(self, marks: Marks, count_before: int) -> None:
+    def tell(self, counters: Counters, count_before: int) -> None:
         """Tell the other ranks of a wait in vain of this rank, and of those before, which the store may not have: it failed, or is a new one."""
         for number in range(count_before + 1):
-            marks.write_text(f"{self._prefix}{number}", "late")
+            counters.write_text(f"{self._prefix}{number}", "late")

@@ -12,12 +12,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pygraphd.client.backend.errors import RanksError
-from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LONGEST_POLL_S, Ballot, vote
+from pygraphd.client.decisions.ranks.atomic_commit import COMMIT, LONGEST_POLL_S, Ballot, Counters, vote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pygraphd.client.decisions.ranks.atomic_commit import Counters
 
 STEPS = (("captured", 10.0), ("compared", 30.0))
 """The steps, and the seconds for which a rank waits there for the others. A capture takes up to seconds, a comparison a few more."""

@@ -55,17 +55,14 @@ class GroupStore:
     """
 
     def __init__(self, store: Any) -> None:
-        self._users = weakref.ref(store)
+        self.wrapped: weakref.ref[Any] = weakref.ref(store)
+        """The user's store; None: it is gone."""
         self._own: Any = None
         self._pid = os.getpid()
 
-    def is_of(self, store: object) -> bool:
-        """Return whether this wraps `store`."""
-        return self._users() is store
-
     def connect(self) -> Any:
         """Return a store with our keys only; raises ConnectionError if the group is gone, and in a forked child."""
-        users = self._users()
+        users = self.wrapped()
         if users is None:
             raise ConnectionError("the process group is gone")
         if self._pid != os.getpid():
@@ -145,7 +142,7 @@ class Groups:
         longest_s = max(LONGEST_POLL_S, POLL_S_OF_EACH * torch.distributed.get_world_size())
         registers = group.agreement.registers
         try:
-            late = group.agreement.ask(lambda: self._late_of(name).read(registers))
+            late = group.agreement.reachability.ask(lambda: self._late_of(name).read(registers))
         except RegisterError as error:
             # This rank has not voted. One that has, and cannot read the result, waits for minutes.
             raise RanksError(UNREACHABLE) from error
@@ -173,7 +170,7 @@ class Groups:
         # That of the attempt: c10d, which may raise if the group has ended meanwhile, is not asked.
         if (agreement := self._agreement) is not None:
             with contextlib.suppress(RegisterError):
-                agreement.ask(lambda: late.tell(agreement.registers, lockstep.late_before))
+                agreement.reachability.ask(lambda: late.tell(agreement.registers, lockstep.late_before))
 
     def _late_of(self, group: str) -> LateRanks:
         # Of each group by itself: others, as those of other tensor-parallel ranks, need not give up.
@@ -218,11 +215,11 @@ class Groups:
         """Return the agreement of the default process group; None without a group of several ranks."""
         if not has_other_ranks():
             return None
-        if reason := torch_private.missing_for_groups():
+        if reason := torch_private.missing_for("groups"):
             self._report.count_failure(f"ranks: {reason}")
             return None
         store = torch_private.default_store()
-        if self._agreement is None or self._store is None or not self._store.is_of(store):
+        if self._agreement is None or self._store is None or self._store.wrapped() is not store:
             self._store = GroupStore(store)
             # The process keeps its name if PyGraph is enabled anew: it goes on to lead where it has led.
             name = f"{torch.distributed.get_rank()}:{os.getpid()}"

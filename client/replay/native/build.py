@@ -1,7 +1,6 @@
 """Compiles `helper.c` once for each user, Python and content of its sources, and loads it. Needs no torch.
 
-The compiler is the one that Triton uses, so every user of Inductor's kernels has it, and Python's headers. No call waits for it: until
-it has finished, nothing is recorded.
+The compiler is the one that Triton uses, so every user of Inductor's kernels has it, and Python's headers. It takes 0.4 to 1 s.
 """
 
 from __future__ import annotations
@@ -17,34 +16,27 @@ import shutil
 import stat
 import subprocess
 import sysconfig
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.schema.ownership import refuse_planted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
 SOURCE = Path(__file__).with_name("helper.c")
 PARTS = tuple(SOURCE.with_name(name) for name in ("fused_replay.h", "exec_table.h", "capture_arena.h"))
 _NAME = "helper"
 _COMPILERS = ("gcc", "clang", "cc")
-_SPAWN_S = 5.0
+_TIMEOUT_S = 30.0
+"""Seconds after which the compiler is given up, in each process: Triton, which needs it as well, waits for it without end."""
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _OWN_FOLDERS = 3
 """Folders above a compiled file that are made here: see `_folders`."""
 _UNMAPPED = 65534
 """The owner, in a container without root, of the folders that are root's outside."""
-
-# A shell that ends at once, so that the compiler is nobody's child and a user's os.wait() never meets it.
-_SCRIPT = (
-    'umask 077; to=$1 part=$2; shift 2; ( if "$@" -o "$part" >"$part.log" 2>&1 </dev/null;'
-    ' then rm -f "$part.log"; mv -f "$part" "$to"; else mv -f "$part.log" "$to.log"; fi ) &'
-)
-_TRY_AGAIN_S = 86_400.0
-"""Seconds after which a failed compilation is tried again: a disk may have been full."""
 
 
 def place(cache: Path) -> Path:
@@ -58,15 +50,11 @@ def place(cache: Path) -> Path:
 def compile_once(
     path: Path, environ: Mapping[str, str] | None = None, *, may_compile: bool = True
 ) -> str | None:
-    """Start the compiler unless the file exists; return why it cannot be compiled, or None. Raises OSError."""
+    """Compile the file unless it exists; return why it cannot be compiled, or None. Raises OSError."""
     if path.exists():
         return None
     if not may_compile:
         return f"{path} is not there, and this process may not write it"
-    log = _log(path)
-    if log.exists() and time.time() - log.stat().st_mtime < _TRY_AGAIN_S:
-        return why_it_failed(path)
-    log.unlink(missing_ok=True)  # it would say that this one has failed
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "this Python has no GIL, and the helper relies on it"
     environ = os.environ if environ is None else environ
@@ -79,26 +67,38 @@ def compile_once(
     refuse_planted(_folders(path)[0])
     for folder in _folders(path):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # each: the mode is that of the last one only
+    return _compile([*compiler, "-O2", "-shared", "-fPIC", f"-I{include}", str(SOURCE)], path)
+
+
+def _compile(command: Sequence[str], path: Path) -> str | None:
+    # Other processes may be at it as well. Each has a file of its own, and the last one's stays.
     part = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
-    command = [*compiler, "-O2", "-shared", "-fPIC", f"-I{include}", str(SOURCE)]
-    _spawn(["/bin/sh", "-c", _SCRIPT, "sh", str(path), str(part), *command])
+    try:
+        # In a session of its own: Ctrl-C is for the program, which may go on after it.
+        done = subprocess.run(
+            [*command, "-o", part],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            start_new_session=True,
+        )
+        # The status is lost, and 0, where the program waits for all children, in a thread or a handler of signals.
+        if done.returncode or not part.exists():
+            return f"{command[0]} failed: {_gist(done.stderr)}"
+        part.chmod(0o700)  # whatever the umask: see `_not_ours`
+        part.replace(path)
+    except subprocess.TimeoutExpired:
+        return f"{command[0]} did not end within {_TIMEOUT_S:g} s"
+    finally:
+        part.unlink(missing_ok=True)
     return None
 
 
-def why_it_failed(path: Path) -> str | None:
-    """Return why there will be no compiled file; None if the compiler has not failed, or cannot be known to have."""
-    log = _log(path)
-    with contextlib.suppress(OSError):  # of a folder that may not be searched
-        if log.exists():
-            return (
-                f"it could not be compiled; {log} says why, and once that file is deleted it is tried again"
-            )
-    return None
-
-
-def _log(path: Path) -> Path:
-    """Return the path of the file that holds the messages of a failed compilation."""
-    return path.with_name(path.name + ".log")
+def _gist(messages: bytes) -> str:
+    """Return the line of a compiler's messages that says the most."""
+    lines = [line.strip() for line in messages.decode(errors="replace").splitlines() if line.strip()]
+    return next((line for line in lines if "error" in line), lines[0] if lines else "it said nothing")[:200]
 
 
 def _folders(path: Path) -> tuple[Path, Path, Path]:
@@ -106,8 +106,8 @@ def _folders(path: Path) -> tuple[Path, Path, Path]:
     return path.parents[2], path.parents[1], path.parents[0]
 
 
-def load(path: Path) -> ModuleType | str | None:
-    """Return the compiled module, None if it is not there yet, or why it is not used."""
+def load(path: Path) -> ModuleType | str:
+    """Return the compiled module, or why it is not used."""
     try:
         with contextlib.ExitStack() as opened:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -116,9 +116,9 @@ def load(path: Path) -> ModuleType | str | None:
                 return reason
             module = _import(descriptor)
             opened.pop_all()  # the system's loader would take another file of this number for the same one
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # noqa: BLE001 - whatever happens is a reason to do without
+    except Exception as error:  # whatever happens is a reason to do without
+        if raised_by_handler(error):
+            raise  # the program's own
         return f"{path} cannot be loaded: {error}"
     return module
 
@@ -156,15 +156,3 @@ def _compiler(environ: Mapping[str, str]) -> list[str] | None:
         return chosen if shutil.which(chosen[0]) else None
     found = next(filter(None, map(shutil.which, _COMPILERS)), None)
     return [found] if found else None
-
-
-def _spawn(command: list[str]) -> None:
-    subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=False,
-        timeout=_SPAWN_S,
-    )

@@ -7,15 +7,14 @@ A replay compares the addresses of its inputs, and makes tensors over memory. In
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pygraphd.client.backend import torch_private
+from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.client.replay.native import build
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
@@ -62,7 +61,6 @@ class Fused(Protocol):
     table: Any
     """The executable table that `TensorOps.table` returned; None: the recording is closed, and serves no call."""
     launch: Launch | int
-    """A function, or the address of the driver's."""
     expect: Callable[[int], None] | None
     """Called with the stream before a launch; raises `FallbackError` if the launch may not go to that stream now."""
     arguments: tuple[tuple[Any, ...], ...]
@@ -108,7 +106,6 @@ class Parts(NamedTuple):
 
 
 def _coded(piece: Piece) -> tuple[Any, ...]:
-    """Return a piece as `helper.c` reads it."""
     if piece.offset is not None:
         dtype, offset = torch_private.dtype_code(piece.dtype), piece.offset
     else:
@@ -117,15 +114,17 @@ def _coded(piece: Piece) -> tuple[Any, ...]:
 
 
 class TensorOps:
-    """The functions of the compiled helper, a module made of `helper.c`."""
+    """The functions of the compiled helper, a module made of `helper.c`, which describes those that have no text here."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        # The module's own functions: a method around one would add a Python frame to each call.
         self.tick: Callable[[], int] = module.tick
-        """Returns the next number in the order of all calls."""
         self.bind: Callable[[Any, list[Any], list[Any], int], tuple[int, int] | None] = module.bind
-        """Does what `Executables.bind` does for a table, inputs, memories and a stream; returns None if the call does not fit."""
-        # The module's own function: a method around it would add a Python frame to each call.
+        """bind(table, inputs, memories, stream) returns an executable for their addresses, and how many nodes were written for it.
+
+        Returns None if the call does not fit; raises DriverError. Launches that still run are not affected by writes.
+        """
         self.run: Callable[..., Any] = module.run
         """Serves a call: run(replays, integers, conditions, tangents, owner, inputs). The inputs at `integers` find the recording among `replays`.
 
@@ -135,17 +134,10 @@ class TensorOps:
         `owner.replay_failed(inputs, exception)` if the replay raised before its launch.
         """
         self.kernel_functions: Callable[[], tuple[int, int]] = module.kernel_functions
-        """Returns the addresses of functions that stand for cuGraphLaunch and for the driver's function that writes a node; see `single_kernel.py`."""
         self.arena_range: Callable[[int, int], int] = module.arena_range
-        """arena_range(first, end): the pools of `arena_functions` allocate addresses from `first` on, below `end`, from now on. Returns the first address
-        that was not allocated of the range before."""
         self.arena_functions: Callable[[], tuple[int, int]] = module.arena_functions
-        """Returns the addresses of functions that allocate and release memory of a pool; see `torch_private.pool_served_by`."""
         self.table: Callable[..., Any] = module.table
-        """Returns an executable table; `helper.c` lists its arguments, and `exec_cache.py` says what it does."""
-
         self.keep_from_profiles: Callable[[Any], None] = module.keep_from_profiles
-        """Has no executable of a table be launched by `run` and `FusedReplay` while a profiler runs."""
 
     def filling(
         self, pieces: Sequence[Piece]
@@ -168,73 +160,43 @@ class TensorOps:
         return made
 
 
-COMPILING_S = 120.0
-"""Seconds after which the compiler is given up: it takes 0.4 s on one core, and may have been killed."""
-NOT_ASKED_FOR = "nobody has asked for it"
-
-
 class Helper:
-    """The compiled helper of a process: not asked for, being compiled, loaded, or unavailable."""
+    """The compiled helper of a process."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
         """Reset to the state at the start of a process."""
-        self._path: Path | None = None
         self._ops: TensorOps | None = None
-        self._waited_for_until = 0.0
-        self.reason: str | None = NOT_ASKED_FOR
-        """Why it cannot be used; None: it is loaded, or is being compiled."""
+        self._reason: str | None = None
 
-    def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
-        """Start to compile it unless that was done before, or may not be done; return why it cannot be used, as `reason` does."""
-        if self.reason is NOT_ASKED_FOR:
-            path = None
-            try:
-                path = build.place(cache)
-                reason = torch_private.missing_for_helper()
-                reason = reason or build.compile_once(path, may_compile=may_compile)
-            except Exception as error:  # noqa: BLE001 - where it cannot be had, programs run as without PyGraph
-                reason = f"it cannot be compiled: {error}"
-            self._path, self._waited_for_until = path, time.monotonic() + COMPILING_S
-            self.reason = reason  # last: other threads may ask meanwhile, and get their own answer
-        return self.reason
-
-    def ops(self, note: Callable[[str], None]) -> TensorOps | None:
-        """Return the helper, which is loaded as soon as it is compiled; None: it is being compiled, or `reason` says why there is none.
-
-        `note` is called once, with the reason, if it turns out only now that there will be none.
-        """
-        if self._ops is None and self.reason is None and self._path is not None:
-            self.reason = self._load(self._path)
-            if self.reason is not None:
-                note(f"compiled helper: {self.reason}")
+    @property
+    def ops(self) -> TensorOps:
+        """The functions of the helper, which has to be prepared before."""
+        assert self._ops is not None, self._reason
         return self._ops
 
-    def is_coming(self, note: Callable[[str], None]) -> bool:
-        """Return whether it is being compiled; for `note` see `ops`."""
-        return self.ops(note) is None and self.reason is None
+    def prepare(self, cache: Path, *, may_compile: bool = True) -> str | None:
+        """Have it in this process, compiled into a cache folder if need be; return why it cannot be had. Later calls return the same."""
+        if self._ops is None and self._reason is None:
+            try:
+                self._reason = self._load(cache, may_compile=may_compile)
+            except Exception as error:  # where it cannot be had, programs run as without PyGraph
+                if raised_by_handler(error):
+                    raise  # the program's own
+                self._reason = f"it cannot be compiled or tried: {error}"
+        return self._reason if self._ops is None else None
 
-    def _load(self, path: Path) -> str | None:
-        """Load it if it is compiled; return why it will never be."""
-        module: Any = build.load(path)
-        if module is None:
-            late = f"not compiled within {COMPILING_S:g} s"
-            return build.why_it_failed(path) or (late if time.monotonic() > self._waited_for_until else None)
-        try:
-            reason = module if isinstance(module, str) else torch_private.configure_helper(module)
-        except Exception as error:  # noqa: BLE001 - tensors may be anything within modes of the user's
-            return f"it cannot be tried: {error}"
-        self._ops = TensorOps(module) if reason is None else None
+    def _load(self, cache: Path, *, may_compile: bool) -> str | None:
+        path = build.place(cache)
+        reason = torch_private.missing_for_helper() or build.compile_once(path, may_compile=may_compile)
+        module: Any = reason or build.load(path)
+        if isinstance(module, str):
+            return module
+        if (reason := torch_private.configure_helper(module)) is None:
+            self._ops = TensorOps(module)
         return reason
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until it is compiled, for a benchmark or a test; return whether it is loaded."""
-        end = time.monotonic() + timeout_s
-        while self.is_coming(lambda _: None) and time.monotonic() < end:
-            time.sleep(0.02)
-        return self._ops is not None
 
 
 helper = Helper()

@@ -195,6 +195,7 @@ class Relocating:
         return self
 
     def __call__(self, inputs: list[Any]) -> None:
+        self.replayed += 1
         self._run()
 
     def empty_cache(self, *, workspaces: bool = False) -> None:

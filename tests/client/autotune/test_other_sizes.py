@@ -17,6 +17,7 @@ from pygraphd.client.autotune.partition_trial import (
 from pygraphd.client.autotune.trial import SAMPLES
 from pygraphd.client.decisions.leases import LeaseState
 from pygraphd.schema.messages import Deployment
+from pygraphd.schema.reasons import ReasonCode
 from tests.support.clock import Clock
 from tests.support.trial_host import ENOUGH, Host, Relocating, gpu, host, partition_trial
 
@@ -122,6 +123,28 @@ def test_a_trial_whose_size_does_not_come_back_begins_anew_at_one_that_does(
     assert host.report.measuring_ms >= spent_ms
     assert host.report.fallbacks == {OTHER_SIZES: MAX_OTHER_SIZES + 2}
     assert (host.acquired, host.report.failures) == (1, {})
+
+
+class OneRefused(Relocating):
+    """Has no recording at size 9."""
+
+    def __call__(self, inputs: list[Any]) -> str:
+        return "kernels" if inputs == [9] else super().__call__(inputs)
+
+
+def test_a_size_that_is_refused_beside_a_recording_of_another_one_is_not_taken_for_a_graph(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KERNELS would be compared with themselves, and GRAPH would seem to save nothing for good."""
+    monkeypatch.setitem(Clock.times_us, Deployment.GRAPH, 100.0)
+    one = partition_trial(host, relocate=OneRefused())
+    call(one, 8, WARM_UP_CALLS + 1 + SAMPLES)
+    call(one, 9, MAX_OTHER_SIZES + 2 + TRIAL + 1)
+
+    (result,) = host.results
+    assert (result.decision.deployment, result.decision.final) == (Deployment.KERNELS, False)
+    assert result.decision.reason.code is ReasonCode.TOO_FEW_CALLS
+    assert [each.deployment for each in result.measurements] == [Deployment.KERNELS]
 
 
 def test_a_trial_whose_size_comes_back_now_and_then_goes_on(host: Host) -> None:

@@ -19,7 +19,6 @@ from pygraphd.client.autotune.partition_trial import (
 from pygraphd.client.decisions import rules
 from pygraphd.client.decisions.decision_service import Outcome
 from pygraphd.client.decisions.leases import LeaseState
-from pygraphd.client.replay.native import ffi
 from pygraphd.schema.messages import Decision, Deployment, Entry, Measurement
 from pygraphd.schema.policy import POLICY_VERSION, only_kernels
 from pygraphd.schema.reasons import Reason, ReasonCode
@@ -72,18 +71,13 @@ def test_a_partition_that_was_too_short_before_waits_for_more_calls(host: Host) 
     assert one.state is State.WARM_UP
 
 
-@pytest.mark.parametrize("for_ranks", [False, True])
-def test_what_may_be_relocated_runs_as_kernels_until_the_helper_is_there_or_all_ranks_have_recorded(
-    host: Host, monkeypatch: pytest.MonkeyPatch, for_ranks: bool
-) -> None:
+def test_what_may_be_relocated_runs_as_kernels_until_all_ranks_have_recorded(host: Host) -> None:
     asked = iter(range(100))
 
     class Awaited(Relocating):
         is_awaited = property(lambda _: next(asked) < 20)
 
-    if not for_ranks:
-        monkeypatch.setattr(ffi.helper, "is_coming", lambda _: next(asked) < 20)
-    one = partition_trial(host, relocate=Awaited() if for_ranks else None)
+    one = partition_trial(host, relocate=Awaited())
 
     calls = 0
     while one.state is State.WARM_UP:

@@ -18,7 +18,6 @@ from pygraphd.client.common.report import Report
 from pygraphd.client.decisions.decision_service import DecisionService
 from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.decisions.trust import TrustPolicy
-from pygraphd.client.replay.native import ffi
 from pygraphd.schema.messages import Deployment, Graph, Kind
 from tests.support.clock import Clock
 from tests.support.trial_host import ENVIRONMENT
@@ -133,16 +132,15 @@ def test_it_is_settled_once(cost_us: float, enough: int, after: str) -> None:
     assert case.said == [cost_us == 100.0]
 
 
-def test_nothing_is_timed_while_the_helper_is_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_timed_while_ranks_may_still_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GRAPH runs as KERNELS meanwhile, which take other times."""
-    coming = [True]
-    monkeypatch.setattr(ffi.helper, "is_coming", lambda _: coming[0])
     case = Case(100.0)
+    case.relocating.is_awaited = True
     take(monkeypatch, 500.0)
     case.calls(MAX_CALLS + 1)
     assert case.said == []
 
-    coming[0] = False
+    case.relocating.is_awaited = False
     take(monkeypatch, 100.0)
     case.calls(ENOUGH + 1)
     assert case.said == [True]

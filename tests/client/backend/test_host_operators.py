@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -140,11 +142,55 @@ def test_in_modes_with_cuda_graphs_operators_in_cpp_may_be_captured(
     monkeypatch.setattr(vouched_operators, "OF_PYTORCH", vouched_operators.OF_PYTORCH - {"aten"})
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.ops.tested_too.doubled(ops.scaled(torch.linalg.cholesky(x)))
+        return torch.ops.tested_too.doubled(ops.scaled(torch.histc(x)))
 
     (found,) = host_operators(function, torch.eye(4), mode=mode)
     assert {"tested::scaled", "tested_too::doubled"} <= {*found}
-    assert ("aten::linalg_cholesky_ex" in found) is (mode is None)
+    assert ("aten::histc" in found) is (mode is None)
+
+
+LIBRARIES = re.compile(r"aten::\w*(fft|cholesky|linalg|geqrf|ormqr|lstsq|triangular_solve)")
+
+
+def decompositions(x: torch.Tensor) -> list[torch.Tensor]:
+    linalg = torch.linalg
+    x = x.sin() + 4 * torch.eye(4)
+    solved = linalg.solve(x, x), linalg.solve_triangular(x, x, upper=True), linalg.inv(x), linalg.pinv(x)
+    factors = linalg.cholesky(x @ x.mT), linalg.qr(x)[0], linalg.svd(x)[1], linalg.eigh(x)[0]
+    numbers = (
+        linalg.det(x),
+        linalg.slogdet(x)[1],
+        torch.fft.rfft(x).abs(),
+        torch.fft.irfft2(torch.fft.fft2(x)),
+    )
+    return [each.cos() * 2 for each in (*solved, *factors, *numbers, linalg.matrix_exp(x))]
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+def test_decompositions_and_transforms_run_between_graphs_in_every_mode(
+    host_operators: Any, mode: str | None
+) -> None:
+    def all_of_them(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([each.sum() for each in decompositions(x)])
+
+    (found,) = host_operators(all_of_them, torch.randn(4, 4), mode=mode)
+    assert {
+        "aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c", "aten::_linalg_det", "aten::_linalg_eigh", "aten::_linalg_slogdet",
+        "aten::_linalg_solve_ex", "aten::_linalg_svd", "aten::linalg_cholesky_ex", "aten::linalg_inv_ex", "aten::linalg_matrix_exp",
+        "aten::linalg_pinv", "aten::linalg_qr", "aten::linalg_solve_triangular",
+    } <= {*found}  # fmt: skip
+    assert {*found} <= vouched_operators.WITH_LIBRARY_STATE
+    assert host_operators(all_of_them, torch.randn(4, 4), mode=mode, by_user="aten") == [found]
+    assert host_operators(all_of_them, torch.randn(4, 4), mode=mode, by_user=",".join(found)) == [()]
+
+
+def test_all_operators_of_these_libraries_that_inductor_leaves_to_pytorch_are_known() -> None:
+    lowering: Any = importlib.import_module("torch._inductor.lowering")
+    names = {each._schema.name for each in lowering.fallbacks if isinstance(each, torch._ops.OpOverload)}
+    found = {name for name in names if LIBRARIES.match(name)}
+    assert {"aten::_linalg_svd", "aten::_fft_r2c"} <= found
+    assert found <= vouched_operators.WITH_LIBRARY_STATE
 
 
 def test_a_graph_with_such_operators_is_not_recorded_and_the_reason_names_them(

@@ -73,6 +73,8 @@ class Seen:
     def _counting(run: Any, calls: list[int], index: int) -> Any:
         def call(inputs: list[Any]) -> Any:
             calls[index] += 1
+            # Nothing else can be bound to a recording.
+            assert all(isinstance(each, torch.Tensor | int) for each in inputs)
             return run(inputs)
 
         return call
@@ -116,13 +118,13 @@ def seen(on_the_cpu: None) -> Iterator[Seen]:
 
 
 def test_this_torch_has_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch_private.missing_for_partitions() is None
+    assert torch_private.missing_for("partitions") is None
 
-    monkeypatch.setattr(
-        requirements, "PARTITIONS_REQUIRED", (("torch._inductor.scheduler", "Scheduler.gone"),)
+    monkeypatch.setitem(
+        requirements.REQUIRED_FOR, "partitions", {"torch._inductor.scheduler": ("Scheduler.gone",)}
     )
     assert "lacks torch._inductor.scheduler.Scheduler.gone" in str(
-        torch_private.missing_for_partitions.__wrapped__()
+        torch_private.missing_for.__wrapped__("partitions")
     )
 
 
@@ -163,6 +165,76 @@ def test_a_backward_is_split_too(seen: Seen) -> None:
 
     assert [(each.is_backward, each.is_split) for each in seen.facts] == [(False, True), (True, True)]
     assert CALLS == ["counted", "other"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.fft.irfft(torch.fft.rfft(x), n=4),
+        lambda x: torch.linalg.eigh(x)[0],
+        torch.linalg.inv,
+        torch.linalg.svdvals,
+        torch.linalg.cholesky,
+    ],
+    ids=["fft", "eigh", "inv", "svdvals", "cholesky, which checks for errors"],
+)
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
+def test_operators_with_state_of_a_library_run_between_partitions(
+    seen: Seen, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    def around(x: torch.Tensor) -> torch.Tensor:
+        return function(x @ x.mT + torch.eye(4)) @ x
+
+    run = torch.compile(around)
+    for _ in range(2):
+        x = torch.randn(4, 4)
+        torch.testing.assert_close(run(x), around(x), rtol=1e-3, atol=1e-4)
+
+    (facts,) = seen.facts
+    assert facts.host_operators
+    assert (facts.is_split, facts.calls_host_operators, facts.partitions) == (True, False, 2)
+
+
+@torch.library.custom_op("splitting::both", mutates_args=())  # type: ignore[untyped-decorator]
+def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    CALLS.append("both")
+    return x * 2, x + 1
+
+
+@torch.library.custom_op("splitting::some", mutates_args=())  # type: ignore[untyped-decorator]
+def some(x: torch.Tensor) -> list[torch.Tensor]:
+    CALLS.append("some")
+    return [x * 3, x - 1]
+
+
+both.register_fake(lambda x: (torch.empty_like(x), torch.empty_like(x)))
+some.register_fake(lambda x: [torch.empty_like(x), torch.empty_like(x)])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_partitions_are_given_each_of_several_outputs(seen: Seen, dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        doubled, more = both(x @ x.mT)
+        tripled, less = some(doubled @ more)
+        return tripled @ less + more
+
+    run = torch.compile(function, dynamic=dynamic)
+    for n in (4, 6):
+        CALLS.clear()
+        x = torch.randn(n, n)
+        torch.testing.assert_close(run(x), function(x), rtol=1e-4, atol=1e-3)
+        assert CALLS == ["both", "some"] * 2
+    assert all((each.is_split, each.partitions) == (True, 3) for each in seen.facts)
+
+
+@pytest.mark.parametrize("function", [lambda x: both(x)[0], torch.linalg.svdvals], ids=["custom", "library"])
+def test_a_graph_of_a_host_operator_alone_has_no_partition(
+    seen: Seen, function: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    x = torch.randn(4, 4)
+    torch.testing.assert_close(torch.compile(function)(x), function(x))
+    (facts,) = seen.facts
+    assert (facts.is_split, facts.host_operators != ()) == (False, True)
 
 
 def test_an_operator_that_writes_to_what_it_is_given_runs_between_partitions(seen: Seen) -> None:

@@ -42,12 +42,14 @@ pytestmark = pytest.mark.torch
 
 def test_this_torch_has_all_that_is_needed() -> None:
     assert torch_private.missing() is None
-    assert requirements.lacking(requirements.ARTIFACTS_REQUIRED) is None
+    assert torch_private.missing_for("artifacts") is None
 
 
-@pytest.mark.parametrize(("module", "name"), requirements.REQUIRED, ids=range(len(requirements.REQUIRED)))
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in requirements.REQUIRED.items() for name in names]
+)
 def test_a_lost_name_is_named(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requirements, "REQUIRED", ((module, f"{name}_gone"),))
+    monkeypatch.setattr(requirements, "REQUIRED", {module: (f"{name}_gone",)})
 
     assert f"lacks {module}.{name}_gone" in str(torch_private.missing.__wrapped__())
 
@@ -144,16 +146,16 @@ def test_a_torch_without_cuda_is_told_from_one_that_can_relocate() -> None:
     import torch
 
     if torch.version.cuda is None:
-        assert "_cuda_memorySnapshot" in str(torch_private.missing_for_relocation())
+        assert "_cuda_memorySnapshot" in str(torch_private.missing_for("relocation"))
     else:
-        assert torch_private.missing_for_relocation() is None
+        assert torch_private.missing_for("relocation") is None
 
 
 def test_ranks_can_agree_with_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch_private.missing_for_groups() is None
-    monkeypatch.setattr(requirements, "GROUP_REQUIRED", (("torch.distributed", "Store.clone_gone"),))
+    assert torch_private.missing_for("groups") is None
+    monkeypatch.setitem(requirements.REQUIRED_FOR, "groups", {"torch.distributed": ("Store.clone_gone",)})
 
-    assert "lacks torch.distributed.Store.clone_gone" in str(torch_private.missing_for_groups.__wrapped__())
+    assert "lacks torch.distributed.Store.clone_gone" in str(torch_private.missing_for.__wrapped__("groups"))
 
 
 def test_a_store_takes_what_registers_hand_over() -> None:
@@ -167,10 +169,10 @@ def test_a_store_takes_what_registers_hand_over() -> None:
 
 
 def test_what_changing_graphs_needs_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert torch_private.missing_for_passes() is None
+    assert torch_private.missing_for("passes") is None
 
-    monkeypatch.setattr(requirements, "PASSES_REQUIRED", (("torch._inductor.config", "gone"),))
-    assert "torch._inductor.config.gone" in str(torch_private.missing_for_passes.__wrapped__())
+    monkeypatch.setitem(requirements.REQUIRED_FOR, "passes", {"torch._inductor.config": ("gone",)})
+    assert "torch._inductor.config.gone" in str(torch_private.missing_for.__wrapped__("passes"))
 
 
 def test_inductor_asks_what_it_may_reuse() -> None:

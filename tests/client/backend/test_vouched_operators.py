@@ -21,7 +21,6 @@ def test_what_is_listed_is_vouched_for_and_nothing_that_only_resembles_it(entry:
     [
         ("aten::_print", "it prints"),
         ("higher_order::cond", "it reads its condition"),
-        ("higher_order::with_effects", "its effects are to happen"),
         ("inductor::resize_storage_bytes_", "it changes a storage"),
         ("profiler::_record_function_enter_new", "it keeps a record"),
         ("bitsandbytes::int8_double_quant", "it reads what it has found"),

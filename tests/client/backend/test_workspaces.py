@@ -17,8 +17,8 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.workspaces import ABOUT_TO_LAUNCH_S, UNTIL_MEMORY_GOES_S, Workspaces
 from pygraphd.client.recording import capture
 from pygraphd.client.recording.capture import CudaRecorder
-from pygraphd.client.recording.device_waits import DeviceWaits
 from tests.support.allocator_stats import nested
+from tests.support.idle_device import IdleDevice
 from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def recorder(events: Events, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
     """Return a recorder of a device that there is not, as far as it gives memory back."""
     made = CudaRecorder.__new__(CudaRecorder)
     made.device, made.driver, made._most_reserved = torch.device("cpu"), emulator.driver, 0
-    made._waits = DeviceWaits(made, threading.RLock())
+    made._waits = IdleDevice()
     return made
 
 

@@ -88,7 +88,6 @@ def test_looking_takes_the_lock_from_nobody(places: Locations) -> None:
 WITHOUT_RIGHTS = """
 import os, sys
 from pathlib import Path
-from pygraphd.client.replay.native import build
 from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.common.report import Report
 from pygraphd.schema.locations import locate
@@ -101,7 +100,6 @@ assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
 assert cache.lease(ENVIRONMENT, [GRAPH]) is None
 cache.record(ENVIRONMENT, [RECORD])
 assert cache.lookup(ENVIRONMENT, [GRAPH]) == {}
-assert build.why_it_failed(places.cache / "compiled" / "x.so") is None
 print(*sorted(report.failures), sep="; ")
 """
 

@@ -1,4 +1,4 @@
-"""The client's view of the sizes that a cache knows: one request, or the files, and what cannot be listed is asked for as before."""
+"""The client's view of the sizes that a cache knows: one request, or the files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pygraphd.client.common.report import Report
-from pygraphd.client.decisions import bundle as client_bundle
 from pygraphd.client.decisions.bundle import Bundle
 from pygraphd.client.decisions.cache import Cache
 from pygraphd.client.decisions.decision_service import DecisionService
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pygraphd.client.decisions.cache import ListedSizes
     from pygraphd.schema.locations import Locations
 
 __all__ = ["places"]  # a fixture
@@ -42,16 +40,14 @@ def http(body: bytes, status: str = "200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
 
 
-def answer(
-    *sizes: int, whole: str = WHOLE.digest, environment: str = HERE.digest(), complete: bool = True
-) -> bytes:
+def answer(*sizes: int, whole: str = WHOLE.digest, environment: str = HERE.digest()) -> bytes:
     graph = dataclasses.replace(WHOLE, digest=whole)
     each = [(size, sized_record(size, whole=graph).entry(0, "here", 1e9)) for size in sizes]
     found = tuple(SizedEntry((size,), entry) for size, entry in each)
-    return http(messages.encode(SizesAnswer(environment, "9.9", whole, found, complete)))
+    return http(messages.encode(SizesAnswer(environment, "9.9", whole, found)))
 
 
-def sizes_of(cache: Cache, most: int = 64) -> ListedSizes:
+def sizes_of(cache: Cache, most: int = 64) -> list[SizedEntry]:
     return cache.sizes(HERE, WHOLE.digest, most)
 
 
@@ -66,8 +62,7 @@ def test_one_request_brings_all_sizes_in_the_daemons_order(places: Locations) ->
     head, _, body = request.partition(b"\r\n\r\n")
     assert head.startswith(b"POST /v3/sizes ")
     assert json.loads(body) == {"environment": HERE.digest(), "graph": WHOLE.digest, "most": 64}
-    assert first_sizes(found.entries) == [24, 8, 16]
-    assert (found.elsewhere, found.may_find(digest(32))) == (frozenset(), False)
+    assert first_sizes(found) == [24, 8, 16]
     assert (report.failures, report.lookup_ms > 0) == ({}, True)
 
 
@@ -78,34 +73,17 @@ def test_no_more_is_asked_for_than_an_answer_may_have(places: Locations, most: i
         found = sizes_of(Cache(places, "host", Report()), most)
 
     assert b'"most":1024' in peer.requests[0]
-    assert found.may_find(digest(2000))  # there may be more
+    assert len(found) == MAX_REQUEST_GRAPHS
 
 
-def test_sizes_that_the_daemon_cannot_list_are_asked_for_as_before(places: Locations) -> None:
-    """Its database cannot be read, say, or its team has more."""
-    with Answering(places.socket, lambda _: answer(8, complete=False)):
-        found = sizes_of(Cache(places, "host", Report()))
-
-    assert first_sizes(found.entries) == [8]
-    assert found.may_find(digest(16))
-
-
-@pytest.mark.parametrize(("most", "may_be_more"), [(1, True), (2, True), (3, False)])
-def test_a_list_from_the_files_that_is_cut_is_not_complete(
-    places: Locations, most: int, may_be_more: bool
-) -> None:
+def test_a_daemon_that_does_not_know_the_request_lists_nothing_and_no_file_is_read(places: Locations) -> None:
     with Store(places.database) as store:
-        store.record(sized_request(8, 16), uid=0)
-
-    assert sizes_of(Cache(places, "host", Report()), most).may_find(digest(32)) is may_be_more
-
-
-def test_a_daemon_that_does_not_know_the_request_is_asked_for_each_size_as_before(places: Locations) -> None:
+        store.record(sized_request(8), uid=0)
     with Answering(places.socket, lambda _: http(b"", "404 Not Found")) as peer:
         cache = Cache(places, "host", report := Report())
         found = [sizes_of(cache) for _ in range(3)]
 
-    assert [(each.entries, each.may_find(digest(8))) for each in found] == [((), True)] * 3
+    assert found == [[]] * 3
     assert len(peer.requests) == 1
     assert report.failures == {"daemon: of another version; run: pygraphd restart": 1}
 
@@ -130,41 +108,35 @@ def test_an_answer_that_is_not_valid_is_a_failure_and_the_files_are_read(
     with Answering(places.socket, lambda _: STRANGE[name]()):
         found = sizes_of(Cache(places, "host", report := Report()))
 
-    assert first_sizes(found.entries) == [16]
+    assert first_sizes(found) == [16]
     assert report.failures.total() == 1
 
 
 # --- without a daemon ---
 
 
-def test_database_spool_and_shipped_sizes_are_listed_in_this_order(
-    places: Locations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_of_database_and_spool_are_listed_in_this_order(places: Locations) -> None:
     with Store(places.database) as store:
         store.record(sized_request(8), uid=0)
         store.record(sized_request(16), uid=0)
         store.add_hits({(HERE.digest(), digest(16)): (1, 1.0)})
-    lab = Origin("lab", "0.1.0")
-    written(tmp_path / "lab", *(Portable(HERE, lab, sized_record(size), 1e9) for size in (16, 32, 40)))
-    monkeypatch.setenv(shipped.VARIABLE, str(tmp_path / "lab"))
     for size in (24, 40):
         Cache(places, "host", Report()).record(HERE, [sized_record(size)])
     Cache(places, "host", Report()).record(HERE, [sized_record(48, final=False)])
 
     found = sizes_of(Cache(places, "host", report := Report()))
 
-    assert first_sizes(found.entries) == [16, 8, 24, 40, 32]
-    assert not found.may_find(digest(64))
-    assert first_sizes(sizes_of(Cache(places, "host", Report()), 3).entries) == [16, 8, 24]
+    assert first_sizes(found) == [16, 8, 24, 40]
+    assert first_sizes(sizes_of(Cache(places, "host", Report()), 3)) == [16, 8, 24]
     assert set(report.failures) == {"daemon: no daemon"}
 
 
 def test_a_process_without_a_daemon_knows_the_sizes_that_it_found_itself(places: Locations) -> None:
     cache = Cache(places, "host", Report())
-    assert sizes_of(cache).entries == ()
+    assert sizes_of(cache) == []
     cache.record(HERE, [sized_record(8)])
 
-    assert first_sizes(sizes_of(cache).entries) == [8]
+    assert first_sizes(sizes_of(cache)) == [8]
 
 
 # --- bundles ---
@@ -182,36 +154,43 @@ def bundled(places: Locations, tmp_path: Path) -> Cache:
     return cache
 
 
-def test_of_a_bundle_only_the_sizes_that_have_a_file_are_asked_for(places: Locations, bundled: Cache) -> None:
+def test_sizes_of_a_bundle_are_not_listed_and_are_found_when_they_are_looked_up(
+    places: Locations, bundled: Cache
+) -> None:
     with Store(places.database) as store:
         store.record(sized_request(8, 24), uid=0)
 
-    found = sizes_of(bundled)
+    assert first_sizes(sizes_of(bundled)) == [8, 24]
+    found = bundled.lookup(HERE, [digest(size) for size in (8, 16, 32)])
+    assert {graph: entry.host for graph, entry in found.items()} == {
+        digest(8): "here",
+        digest(16): "bundle:there",
+    }
 
-    assert first_sizes(found.entries) == [8, 24]
-    assert [found.may_find(digest(size)) for size in (16, 32)] == [True, False]
-    assert bundled.lookup(HERE, [digest(16)])[digest(16)].host == "bundle:there"
 
-
-def test_a_bundle_ranks_above_shipped_sizes(
+def test_shipped_sizes_are_not_listed_and_a_bundle_ranks_above_them_in_a_lookup(
     bundled: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Origin("lab", "0.1.0")
     written(tmp_path / "lab", *(Portable(HERE, lab, sized_record(size), 1e9) for size in (8, 32)))
     monkeypatch.setenv(shipped.VARIABLE, str(tmp_path / "lab"))
 
-    found = sizes_of(bundled)
+    assert sizes_of(bundled) == []
+    found = bundled.lookup(HERE, [digest(8), digest(32)])
+    assert {graph: entry.host for graph, entry in found.items()} == {
+        digest(8): "bundle:there",
+        digest(32): "shipped:lab",
+    }
 
-    assert first_sizes(found.entries) == [32]
-    assert found.may_find(digest(8))
 
-
-def test_a_bundle_of_too_many_files_is_asked_for_any_size(
-    bundled: Cache, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client_bundle, "MAX_LISTED", 1)
-
-    assert sizes_of(bundled).may_find(digest(64))
+def test_shipped_sizes_in_the_answer_of_an_older_daemon_are_left_out(places: Locations) -> None:
+    entries = [
+        SizedEntry((size,), sized_record(size).entry(0, host, 1e9))
+        for size, host in ((8, "shipped:lab"), (16, "here"))
+    ]
+    body = messages.encode(SizesAnswer(HERE.digest(), "9.9", WHOLE.digest, tuple(entries)))
+    with Answering(places.socket, lambda _: http(body)):
+        assert first_sizes(sizes_of(Cache(places, "host", Report()))) == [16]
 
 
 # --- the decisions of a process ---
@@ -223,11 +202,11 @@ def test_sizes_that_are_not_believed_are_not_known_and_used_ones_are_told_of_lat
         cache = Cache(places, "here", report)
         strict = DecisionService(cache, TrustPolicy("elsewhere", Trust.LOCAL), report)
         decisions = DecisionService(cache, TrustPolicy("here", Trust.VALIDATE), report)
-        assert strict.look_up_sizes(WHOLE, HERE, 64).known.keys() == set()
+        assert strict.look_up_sizes(WHOLE, HERE, 64) == {}
         found = decisions.look_up_sizes(WHOLE, HERE, 64)
-        assert [*found.known] == [(8,), (16,)]
+        assert [*found] == [(8,), (16,)]
 
-        decisions.use(WHOLE.at((16,)), HERE, found.known[16,])
+        decisions.use(WHOLE.at((16,)), HERE, found[16,])
         assert len(peer.requests) == 2  # those for the sizes
         assert (report.counts["looked_up"], report.counts["hits"]) == (1, 1)
         decisions.close()

@@ -336,7 +336,7 @@ def test_a_size_that_comes_and_goes_is_reported_once(
     assert len(named) == len(set(named)) == 2
     assert summary["deployed"] == {"KERNELS": 2, "GRAPH": 2}
     assert set(summary["reasons"]) == {ReasonCode.DECIDED_BY_SIZE.text, ReasonCode.SAVES_HOST_TIME.text}
-    expect(session, sizes=6)  # which counts how often
+    expect(session, sizes=8)  # which counts how often
 
 
 def test_what_makes_room_in_one_copy_of_a_graph_stays_in_another(

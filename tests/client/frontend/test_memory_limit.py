@@ -53,9 +53,8 @@ def test_the_setting_bounds_what_recording_takes_and_is_in_the_summary(
     pretend_there_is_a_gpu(monkeypatch)
     monkeypatch.setattr(Devices, "recordings", RECORDINGS)
     monkeypatch.setattr(Devices, "recorder", RECORDER)
-    monkeypatch.setattr(Devices, "prepare_helper", lambda _: None)  # it is loaded
     monkeypatch.setattr(driver, "load", lambda: emulator.driver)
-    monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: None)
+    monkeypatch.setattr(torch_private, "missing_for", lambda _: None)
     monkeypatch.setattr(capture, "CudaRecorder", recorder)
     with inductor_config.patch({"triton.cudagraphs": True}):
         session = Runtime(locate({"PYGRAPHD_HOME": str(tmp_path)}))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +17,11 @@ from torch._inductor.cudagraph_utils import BoxedDeviceIndex
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.autotune.candidates import Candidates
 from pygraphd.client.autotune.partition_trial import PartitionTrial
-from pygraphd.client.backend import torch_private
+from pygraphd.client.backend import driver, torch_private
 from pygraphd.client.decisions.leases import PendingGraph
 from pygraphd.client.dispatch.pair import Pair
 from pygraphd.client.frontend.runtime import Runtime
-from pygraphd.client.replay.native import build
+from pygraphd.client.recording import capture
 from pygraphd.client.replay.native.ffi import helper
 from pygraphd.schema.keys import Environment
 from pygraphd.schema.locations import locate
@@ -76,30 +77,12 @@ def forgotten() -> Iterator[None]:
     helper.forget()
 
 
-def test_the_helper_is_coming_from_when_it_was_asked_for_until_it_is_there(
-    session: Runtime, forgotten: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: None)
-    monkeypatch.setattr(build, "_spawn", lambda _: None)
-    note = session.report.count_failure
-    assert not helper.is_coming(note)
-
-    assert session.devices.prepare_helper() is None
-    assert helper.is_coming(note)
-
-    build._log(build.place(session.locations.cache)).write_text("error: no such thing")
-    for _ in range(3):
-        assert not helper.is_coming(note)
-    assert dict(session.report.failures) == {f"compiled helper: {helper.reason}": 1}
-
-
 def test_without_a_compiler_relocatable_graphs_are_missing_with_one_reason(
     session: Runtime, forgotten: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: None)
+    monkeypatch.setattr(torch_private, "missing_for", lambda _: None)
     monkeypatch.setenv("CC", "/nowhere/cc")
-    session.devices.prepare_helper()
-    assert not session.report.failures  # nothing was compiled for a GPU so far
+    monkeypatch.setattr(driver, "load", lambda: None)
 
     for device in (0, 1, 0, 1):
         assert session.devices.recorder(device) is None
@@ -108,10 +91,29 @@ def test_without_a_compiler_relocatable_graphs_are_missing_with_one_reason(
     assert failure.startswith("relocatable graphs: compiled helper: no C compiler")
 
 
+@pytest.mark.parametrize("readonly", [False, True])
+@pytest.mark.parametrize("records", [False, True])
+def test_the_helper_is_compiled_only_where_graphs_can_be_recorded_and_files_written(
+    session: Runtime, forgotten: None, monkeypatch: pytest.MonkeyPatch, readonly: bool, records: bool
+) -> None:
+    def load() -> None:
+        if not records:
+            raise driver.DriverError("too old", 0)
+
+    monkeypatch.setattr(torch_private, "missing_for", lambda _: None)
+    monkeypatch.setattr(driver, "load", load)
+    monkeypatch.setattr(capture, "CudaRecorder", lambda *_: "recorder")
+    monkeypatch.setattr(session.devices, "_options", replace(session.options, readonly=readonly))
+
+    can = records and not readonly
+    assert (session.devices.recorder(0) is not None) is can
+    assert (session.locations.cache / "compiled").exists() is can
+
+
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(
     session: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_private, "missing_for_relocation", lambda: "this torch lacks much")
+    monkeypatch.setattr(torch_private, "missing_for", lambda _: "this torch lacks much")
 
     for _ in range(3):
         assert session.devices.recordings(lambda inputs: None, 0, GraphFacts(), lambda *_: None) is None

@@ -303,11 +303,11 @@ def sized_at_run_time(build: Builder) -> Node:
     ("index", "reason"),
     [
         (with_side_effects, constants.NOT_PURE),
-        (sized_at_run_time, constants.RUN_TIME_SIZE),
+        (sized_at_run_time, fx_utils.RUN_TIME_SIZE),
         (computed_from_an_input, constants.INPUT),
         (random_index, constants.RANDOM),
         (not_initialised, constants.RANDOM),
-        (mask, constants.A_MASK),
+        (mask, fx_utils.A_MASK),
         (copied_from_an_input, constants.INPUT),
         (mutated, constants.NOT_PLAIN),
     ],

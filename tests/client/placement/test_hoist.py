@@ -225,7 +225,7 @@ def in_a_backward(build: Builder, x: Node, rate: Node) -> Taken:
     ("take", "reason"),
     [
         (by_another_operator, inputs.USED_HERE),
-        (as_a_mask, inputs.A_MASK),
+        (as_a_mask, fx_utils.A_MASK),
         (after_it_was_written, inputs.CHANGED),
         (in_a_backward, inputs.SAVED),
     ],

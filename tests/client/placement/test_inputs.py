@@ -178,7 +178,7 @@ def taken_otherwise(build: Builder, x: Node) -> Use:
     [
         (used_here, inputs.USED_HERE),
         (changed_in_place, inputs.CHANGED),
-        (a_mask, inputs.A_MASK),
+        (a_mask, fx_utils.A_MASK),
         (too_large, inputs.TOO_LARGE),
         (not_contiguous, inputs.NOT_PLAIN),
         (complex_conjugate, inputs.NOT_PLAIN),
@@ -224,7 +224,7 @@ def test_sizes_that_are_known_at_run_time_are_left() -> None:
 
     moved = place_inputs(build.output(taken))
 
-    said = f"aten.index.Tensor takes a CPU value to the GPU: {inputs.RUN_TIME_SIZE} (model.py:12)"
+    said = f"aten.index.Tensor takes a CPU value to the GPU: {fx_utils.RUN_TIME_SIZE} (model.py:12)"
     assert moved == fx_utils.PassResult(0, (said,))
 
 

@@ -21,7 +21,7 @@ from pygraphd.client.backend import torch_private
 from pygraphd.client.common.report import Report
 from pygraphd.client.frontend import settings
 from pygraphd.client.frontend.installation import Hook
-from pygraphd.client.placement import constants, fx_utils, inputs, pipeline, provenance
+from pygraphd.client.placement import constants, fx_utils, pipeline, provenance
 from pygraphd.client.placement.pipeline import FILES, Placement
 from tests.support.placement.graphs import COPY, Builder, place
 from tests.support.placement.with_rules import with_rules
@@ -241,7 +241,7 @@ def test_a_rule_that_fails_takes_nothing_back_of_the_one_before(monkeypatch: pyt
 
     assert report.failures == {"placement: RuntimeError: broken": 1}
     assert report.counts["placed_inputs"] == 1
-    assert [inputs.A_MASK in each for each in report.summary()["left_on_cpu"]] == [True]
+    assert [fx_utils.A_MASK in each for each in report.summary()["left_on_cpu"]] == [True]
 
 
 def applied(graph: Graph) -> Report:

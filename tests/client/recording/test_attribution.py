@@ -17,6 +17,7 @@ from pygraphd.client.recording import recordings
 from pygraphd.client.recording.verification import Verification
 from pygraphd.schema.messages import Graph, Kind
 from tests.support.recording_case import Case, Operations
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +114,7 @@ def test_a_profile_that_begins_during_a_recording_refuses_one_call_only(
         with monkeypatch.context() as patch:
             patch.setattr(Verification, function.__name__, fail)
             assert made.run([case.floats(2, 2)])[0].tolist() == [4, 4]
-        assert (made.refusal, len(made.replays)) == (None, 0)
+        assert (refusal_of(made), len(made.replays)) == (None, 0)
 
         made.run([case.floats(3, 3)])
         assert len(made.replays) == 1

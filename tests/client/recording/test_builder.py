@@ -29,7 +29,7 @@ def test_inputs_and_outputs_lie_anywhere_and_outputs_are_kept(recorder: Recorder
     recorder.graph.add(a, b, out)
     replay = recorder.built([a, b], [out]).replay
 
-    kept = [replay([recorder.floats(i, i), recorder.floats(5, 6)])[0] for i in range(20)]
+    kept = [replay.serve([recorder.floats(i, i), recorder.floats(5, 6)])[0][0] for i in range(20)]
 
     assert [each.tolist() for each in kept] == [[i + 5.0, i + 6.0] for i in range(20)]
     assert len({each.data_ptr() for each in kept}) == 20
@@ -63,7 +63,7 @@ def test_a_replay_that_was_closed_fits_no_call(recorder: Recorder) -> None:
 
     inputs = [a]
     with pytest.raises(FallbackError, match="was evicted meanwhile"):
-        replay(inputs)
+        replay.serve(inputs)
     assert inputs == [a]
 
 
@@ -76,7 +76,7 @@ def test_the_list_of_inputs_is_emptied_and_a_list_stays_a_list(recorder: Recorde
     replay = build(recorder.emulator.driver, CapturedCall(capture, [a, 2]), recorder.notes.append).replay
     inputs = [recorder.floats(1, 1), 2]
 
-    outputs = replay(inputs)
+    outputs = replay.serve(inputs)[0]
 
     assert inputs == []
     assert isinstance(outputs, list)
@@ -97,7 +97,7 @@ def test_only_what_fits_into_an_outputs_blocks_may_have_lain_there(
 
     if fits:
         replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), recorder.notes.append).replay
-        assert replay([recorder.floats(1, 2)])[0].tolist() == [3, 6]
+        assert replay.serve([recorder.floats(1, 2)])[0][0].tolist() == [3, 6]
         replay.close()
     else:
         with pytest.raises(NotRelocatableError, match="overlap"):
@@ -112,8 +112,8 @@ def test_each_input_of_a_group_keeps_its_alignment(recorder: Recorder) -> None:
     replay = recorder.built([worse, better], [out]).replay
 
     with pytest.raises(FallbackError, match="not aligned as it was"):
-        replay([storage[64:68], storage[65:69]])
-    assert replay([storage[127:131], storage[128:132]])[0].tolist() == [255, 257, 259, 261]
+        replay.serve([storage[64:68], storage[65:69]])
+    assert replay.serve([storage[127:131], storage[128:132]])[0][0].tolist() == [255, 257, 259, 261]
     replay.close()
 
 
@@ -137,7 +137,7 @@ def test_outputs_that_share_memory_share_it_in_every_call(recorder: Recorder) ->
     recorder.graph.scale(a, out, 2.0)
     replay = recorder.built([a], [out, out.view(2, 2).t()]).replay
 
-    flat, turned = replay([recorder.floats(5, 6, 7, 8)])
+    flat, turned = replay.serve([recorder.floats(5, 6, 7, 8)])[0]
 
     assert turned.tolist() == [[10, 14], [12, 16]]
     flat[0] = -1
@@ -156,7 +156,7 @@ def test_scratch_comes_in_pieces(recorder: Recorder, monkeypatch: pytest.MonkeyP
         graph.scale(source[:2], to[:2], 2.0)
     replay = recorder.built([a], [out]).replay
 
-    made = [replay([recorder.floats(each, 1)])[0].tolist() for each in (3, 4, 5)]
+    made = [replay.serve([recorder.floats(each, 1)])[0][0].tolist() for each in (3, 4, 5)]
 
     assert [memory.bytes // BLOCK for memory in replay.layout.memories[1:]] == [3, 3, 5]
     assert made == [[each * 128, 128] for each in (3, 4, 5)]
@@ -170,7 +170,7 @@ def test_scratch_is_asked_for_where_no_small_tensor_is(recorder: Recorder) -> No
     replay = recorder.built([a], [out]).replay
 
     assert [memory.bytes for memory in replay.layout.memories] == [8, (1 << 20) + BLOCK]
-    assert replay([recorder.floats(3, 4)])[0].tolist() == [18, 24]
+    assert replay.serve([recorder.floats(3, 4)])[0][0].tolist() == [18, 24]
     replay.close()
 
 
@@ -187,7 +187,7 @@ def test_what_no_node_has_an_address_in_takes_no_memory(
     replay = recorder.built([a], [out]).replay
 
     assert [memory.bytes for memory in replay.layout.memories] == [8, 2 * BLOCK]
-    assert replay([recorder.floats(3, 4)])[0].tolist() == [90, 120]
+    assert replay.serve([recorder.floats(3, 4)])[0][0].tolist() == [90, 120]
     replay.close()
 
 
@@ -209,7 +209,7 @@ def test_what_is_large_is_allocated_first(recorder: Recorder, monkeypatch: pytes
     monkeypatch.setattr(torch_private, "allocator", lambda _device: allocate)
     replay = recorder.built([a], outputs).replay
 
-    made = replay([recorder.floats(*range(1, 301))])
+    made = replay.serve([recorder.floats(*range(1, 301))])[0]
 
     assert asked == [1200, 1200, 1024, 400, 8]
     assert [each.tolist() for each in made] == [[2.0 * x for x in range(1, n + 1)] for n in lengths]
@@ -224,7 +224,7 @@ def test_without_temporaries_that_nodes_know_of_there_is_no_scratch(recorder: Re
     replay = recorder.built([a], [out]).replay
 
     assert [memory.bytes for memory in replay.layout.memories] == [8]
-    assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
+    assert replay.serve([recorder.floats(3, 4)])[0][0].tolist() == [6, 8]
     replay.close()
 
 
@@ -251,7 +251,7 @@ def test_inputs_that_are_changed_in_place_are_changed_where_they_lie(recorder: R
     cache = recorder.floats(0, 0)
 
     for _ in range(3):
-        [returned] = replay([cache, recorder.floats(1, 2)])
+        [returned] = replay.serve([cache, recorder.floats(1, 2)])[0]
         assert returned is cache
 
     assert cache.tolist() == [3, 6]

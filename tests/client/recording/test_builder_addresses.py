@@ -26,7 +26,7 @@ def test_a_view_of_an_input_is_a_view_of_the_callers(recorder: Recorder) -> None
     replay = recorder.built([a], [out, view, whole]).replay
     mine = recorder.allocator.tensor(torch.arange(6.0) * 2)
 
-    _, seen, numbers = replay([mine])
+    _, seen, numbers = replay.serve([mine])[0]
 
     assert seen.tolist() == [[2, 4], [8, 10]]
     assert seen.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
@@ -40,7 +40,7 @@ def test_a_constant_of_the_module_and_an_empty_tensor_come_out_as_they_are(recor
     recorder.graph.add(a, a, out)
     replay = recorder.built([a], [out, constant, torch.empty(0, 3)]).replay
 
-    first, second = replay([recorder.floats(1, 1)]), replay([recorder.floats(1, 1)])
+    first, second = replay.serve([recorder.floats(1, 1)])[0], replay.serve([recorder.floats(1, 1)])[0]
 
     assert first[1] is second[1] is constant
     assert first[2].shape == (0, 3)
@@ -58,12 +58,12 @@ def test_inputs_that_overlap_move_as_one_and_others_of_the_same_storage_do_not(r
     replay = recorder.built([a, b, apart], [out, far]).replay
 
     moved = recorder.allocator.tensor(torch.arange(100.0, 300.0))
-    outputs = replay([moved[64:67], moved[65:68], torch.arange(3.0)])
+    outputs = replay.serve([moved[64:67], moved[65:68], torch.arange(3.0)])[0]
 
     assert [each.tolist() for each in outputs] == [[329, 331, 333], [0, 2, 4]]
     with pytest.raises(FallbackError, match="lie otherwise"):
-        replay([moved[64:67], moved[66:69], apart])
-    assert [each.tolist() for each in replay([a, b, apart])] == [[1, 3, 5], [12, 14, 16]]
+        replay.serve([moved[64:67], moved[66:69], apart])
+    assert [each.tolist() for each in replay.serve([a, b, apart])[0]] == [[1, 3, 5], [12, 14, 16]]
     replay.close()
 
 
@@ -74,7 +74,7 @@ def test_inputs_that_start_to_share_memory_are_bound_as_they_lie(recorder: Recor
 
     same = recorder.floats(3, 4)
 
-    assert replay([same, same])[0].tolist() == [6, 8]
+    assert replay.serve([same, same])[0][0].tolist() == [6, 8]
     replay.close()
 
 
@@ -87,7 +87,7 @@ def test_a_kernel_may_find_its_input_from_the_beginning_of_the_storage(recorder:
 
     moved = recorder.allocator.tensor(torch.arange(10.0, 16.0))
 
-    assert replay([moved[4:]])[0].tolist() == [12, 13]
+    assert replay.serve([moved[4:]])[0][0].tolist() == [12, 13]
     replay.close()
 
 
@@ -101,7 +101,7 @@ def test_a_constant_right_behind_the_memory_of_an_input_stays_where_it_is(record
     recorder.graph.add(a, constant[:4], out)
     replay = recorder.built([a], [out]).replay
 
-    (result,) = replay([recorder.floats(10, 20, 30, 40)])
+    (result,) = replay.serve([recorder.floats(10, 20, 30, 40)])[0]
 
     assert result.tolist() == [10 + block, 20 + block + 1, 30 + block + 2, 40 + block + 3]
     replay.close()
@@ -117,10 +117,10 @@ def test_an_input_that_is_aligned_worse_does_not_fit_and_changes_nothing(recorde
 
     inputs = [worse]
     with pytest.raises(FallbackError, match="not aligned as it was"):
-        replay(inputs)
+        replay.serve(inputs)
 
     assert inputs == [worse]
-    assert replay([a])[0].tolist() == [0, 0]
+    assert replay.serve([a])[0][0].tolist() == [0, 0]
     replay.close()
 
 
@@ -137,7 +137,7 @@ def test_memory_that_must_stay_in_place_stays(recorder: Recorder) -> None:
     replay = build(recorder.emulator.driver, CapturedCall(capture, [a]), recorder.notes.append).replay
     state[:2] = recorder.floats(100, 200)
 
-    assert replay([recorder.floats(1, 1)])[0].tolist() == [101, 201]
+    assert replay.serve([recorder.floats(1, 1)])[0][0].tolist() == [101, 201]
     replay.close()
 
 
@@ -191,7 +191,7 @@ def test_every_driver_call_may_fail_and_nothing_is_left_behind(recorder: Recorde
         emulator.fail_at(fail_at)
         try:
             replay = each.built([a, b], [out]).replay
-            assert replay(inputs)[0].tolist() == [7, 14]
+            assert replay.serve(inputs)[0][0].tolist() == [7, 14]
         except DriverError:
             assert [each.tolist() for each in inputs] == [[5, 6], [7, 8]]
         calls = emulator.calls()

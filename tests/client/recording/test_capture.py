@@ -26,6 +26,7 @@ from pygraphd.client.recording.output_reserves import OutputReserves
 from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.allocator_stats import nested
+from tests.support.idle_device import IdleDevice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch, why_not: str | None) -> CudaRecord
     monkeypatch.setattr(CudaRecorder, "_why_not", lambda _: why_not)
     made = CudaRecorder.__new__(CudaRecorder)
     made.device, made._most_reserved = torch.device("cpu"), 0
-    made._waits = DeviceWaits(made, threading.RLock())
+    made._waits = IdleDevice()
     return made
 
 
@@ -142,13 +143,12 @@ def test_memory_is_given_back_without_harm_to_captures_of_other_threads(
     modes: list[int] = []
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda _: nested(7, 7))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch_private, "capturing", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(torch_private, "release_pool", lambda *_: None)
     monkeypatch.setattr(workspaces, "clear", lambda: None)
     monkeypatch.setattr(workspaces, "empty_cache", lambda: modes.append(capture_mode(emulator)))
     made = recorder(monkeypatch, None)
     made.driver = emulator.driver
-    pool = CapturePool(emulator.driver, 0)
+    pool = CapturePool(emulator.driver, 0, lambda *_: contextlib.nullcontext())
 
     made.trim()
     with pool.capturing(cast("torch.cuda.CUDAGraph", None)):
@@ -247,7 +247,7 @@ def test_nobody_launches_what_reads_the_state_that_a_capture_shares_until_it_has
             yield
 
     pool: Any = Pool()
-    assert made._run(None, pool, lambda inputs: [1], [], OutputReserves((), CPU)) == ([1], [], 0)
+    assert made._run(None, pool, lambda inputs: [1], [], OutputReserves((), CPU)) == [1]
 
     assert seen == [shares, shares]
     assert stream.waits == 1
@@ -284,11 +284,12 @@ def test_a_shifted_capture_takes_memory_before_what_it_captures_does_and_keeps_i
         return []
 
     pool: Any = Pool()
-    *_, before = made._run(None, pool, run_kernels, [], OutputReserves((), CPU, capture.SHIFTS))
+    reserves = OutputReserves((), CPU, capture.SHIFTS)
+    made._run(None, pool, run_kernels, [], reserves)
 
     assert capture.SHIFTS[0] <= 1 << 20 < capture.SHIFTS[1]
     assert seen == ["begun", f"run beside {sorted(capture.SHIFTS)}", "ended"]
-    assert (taken, before) == ({}, len(capture.SHIFTS))
+    assert (taken, reserves.before) == ({}, len(capture.SHIFTS))
 
 
 class Taken:
@@ -346,10 +347,10 @@ class Event:
 
 @pytest.mark.parametrize(
     ("ranks", "questions", "ends", "may_wait"),
-    [(False, math.inf, False, True), (True, 3, True, True), (True, 3, False, False), (True, math.inf, True, False)],
-    ids=["alone", "backlog", "a receive", "the stream waits for a receive"],
+    [(ranks, *each) for ranks in (False, True) for each in ((3, True, True), (3, False, False), (math.inf, True, False))],
+    ids=[f"{who}: {what}" for who in ("alone", "ranks") for what in ("backlog", "another stream waits", "the stream waits")],
 )  # fmt: skip
-def test_memory_is_not_given_back_while_another_rank_may_be_waited_for(
+def test_memory_is_not_given_back_while_the_gpu_may_wait_for_another_rank_or_the_host(
     monkeypatch: pytest.MonkeyPatch,
     emulator: Emulator,
     ranks: bool,
@@ -362,7 +363,8 @@ def test_memory_is_not_given_back_while_another_rank_may_be_waited_for(
         over.set()
     made = recorder(monkeypatch, None)
     made.driver, made.in_capture = emulator.driver, bool
-    counts = AllocatorCounts(0, 1 << 30, 0, 0, 0, 0)
+    made._waits = DeviceWaits(made, threading.RLock())
+    counts = AllocatorCounts(0, 1 << 30, 0, 0, 0)
     monkeypatch.setattr(device_waits, "has_other_ranks", lambda: ranks)
     monkeypatch.setattr(device_waits, "BACKLOG_S", 0.1)
     monkeypatch.setattr(device_waits, "WAITS_S", 0.0)
@@ -377,10 +379,13 @@ def test_memory_is_not_given_back_while_another_rank_may_be_waited_for(
         made.trim()
         assert len(emptied) == 2 * may_wait
         made.in_capture = lambda: True
-        assert made.may_wait() is not ranks
-        monkeypatch.setattr(device_waits, "WAITS_S", math.inf)
-        made.may_wait()
+        assert not made.may_wait()
         made.in_capture = bool
-        assert made.may_wait() is not ranks  # it is not asked again so soon
+        assert made.may_wait() is may_wait  # a capture of the program's own says nothing of later calls
+        monkeypatch.setattr(device_waits, "WAITS_S", math.inf)
+        over.clear()
+        assert not made.may_wait()
+        over.set()
+        assert not made.may_wait()  # it is not asked again so soon
     finally:
         over.set()

@@ -14,6 +14,7 @@ from pygraphd.client.recording.recordings import NOT_YET
 from pygraphd.client.recording.verification import Verification
 from pygraphd.client.replay.relocation_table import PAGE
 from tests.support.recording_case import Case, Recording, add, case
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from pygraphd.client.recording.capture import Capture
@@ -121,7 +122,7 @@ def test_a_missed_address_of_the_capture_is_found(case: Case, what: str) -> None
 
     case.expect(captured=0)
     found = "output 1 differs" if what == "reads" else "it writes to where it was recorded"
-    assert (run.refusal or "").startswith(f"verification: {found}")
+    assert (refusal_of(run) or "").startswith(f"verification: {found}")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from pygraphd.client.recording.pipeline import STUCK
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.process_groups import init
 from tests.support.recording_case import case
+from tests.support.refusals import refusal_of
 
 __all__ = ["case", "init"]  # fixtures
 
@@ -137,7 +138,7 @@ def test_a_rank_that_is_late_has_all_run_kernels_until_the_next_attempt(ranks: R
     ranks.peer.is_late = True
     assert ranks(ATTEMPT_CALLS[1] - 1) == [1] * (ATTEMPT_CALLS[1] - 1)
     assert ranks.peer.now >= 10
-    assert ranks.run.refusal is None
+    assert refusal_of(ranks.run) is None
     assert ranks.run.is_awaited
 
     ranks.peer.is_late = False
@@ -162,7 +163,7 @@ def test_a_size_that_never_finds_its_store_is_refused(ranks: Ranks) -> None:
 
     assert ranks(ATTEMPT_CALLS[-1] + 1) == [1] * (ATTEMPT_CALLS[-1] + 1)
 
-    assert ranks.run.refusal == UNREACHABLE
+    assert refusal_of(ranks.run) == UNREACHABLE
     assert ranks.peer.values == {}
 
 
@@ -183,7 +184,7 @@ def test_what_another_rank_refuses_none_has(ranks: Ranks, step: str, ran: int) -
 
     assert ranks(ATTEMPT_CALLS[1] + 1) == [1, 1, ran, *[1] * (ATTEMPT_CALLS[1] - 2)]
 
-    assert ranks.run.refusal in {"it cannot be captured", "it differs"}
+    assert refusal_of(ranks.run) in {"it cannot be captured", "it differs"}
     ranks.case.expect(captured=0)
     assert ranks.case.emulator.live() == (0, 0)
 
@@ -221,7 +222,7 @@ def test_a_replay_that_fails_runs_its_collectives_as_kernels(
     assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
     assert ranks.peer.first == ("commit", f"{FOR_GOOD}cuGraphLaunch failed with CUresult 1")
-    assert ranks.run.refusal is not None
+    assert refusal_of(ranks.run) is not None
 
 
 def fail_when_verified(monkeypatch: pytest.MonkeyPatch, note: Callable[[Any], object]) -> None:
@@ -329,7 +330,7 @@ def test_what_a_stuck_gpu_works_on_is_not_given_back(ranks: Ranks, waits: int) -
 
     assert ranks(ATTEMPT_CALLS[1]) == [1, 1, 2, *[1] * (ATTEMPT_CALLS[1] - 3)]
 
-    assert ranks.run.refusal == STUCK
+    assert refusal_of(ranks.run) == STUCK
     assert ranks.peer.late == 1
     assert ranks.peer.first == ("commit", f"{FOR_GOOD}{STUCK}")
     assert ranks.case.emulator.live()[0] > 0

@@ -14,6 +14,7 @@ from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.digest import COLUMNS, checksum, digest_of, unequal
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case, Recording, case
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from tests.support.recording_case import Operations
@@ -189,7 +190,7 @@ def test_a_wrong_recording_is_refused(case: Case, what: str) -> None:
 
     case.expect(captured=0)
     name = "output 0" if what == "reads" else "input 1"
-    assert (run.refusal or "").startswith(f"verification: {name} differs")
+    assert (refusal_of(run) or "").startswith(f"verification: {name} differs")
     assert run.refused_for_good
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.recording import budget, pipeline, recordings, stand_ins
+from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import (
     CAPTURES_DIFFER,
@@ -25,6 +26,7 @@ from pygraphd.client.replay.node_params import Parameters
 from pygraphd.client.replay.relocation_table import SegmentRange, Span, find, scan
 from pygraphd.client.replay.segments import InputGroup
 from tests.support.recording_case import Case, add
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -192,7 +194,7 @@ def test_where_it_can_never_be_told_it_runs_as_kernels(
         call(run, case, value)
 
     case.expect(captured=0)
-    assert run.refusal == UNDECIDABLE
+    assert refusal_of(run) == UNDECIDABLE
     assert run._pipeline.captures == pipeline.MAX_RETRIES + 1
 
 
@@ -238,7 +240,7 @@ def test_what_is_captured_once_more_needs_room(case: Case) -> None:
     """For what stands in for its input, and its output twice: as much may be free in the pool of the first capture, and for nobody else."""
     run = case.make(first_two)
     call(run, case, 0)
-    enough = stand_ins.bytes_to_copy([case.floats(0, 2, 3, 4)]) + 2 * 2 * 4
+    enough = stand_ins.bytes_to_copy(input_groups([case.floats(0, 2, 3, 4)])) + 2 * 2 * 4
     case.recorder.free = enough - 1
 
     call(run, case, 1)
@@ -290,14 +292,14 @@ def test_every_driver_call_may_fail_while_it_is_captured_twice(case: Case) -> No
         case.emulator.fail_at(0)
         if was_called < fail_at:
             break
-        if run.refusal is not None:
+        if refusal_of(run) is not None:
             failed_at_once += case.recorder.captures == before + 1
             failed_in_the_second += case.recorder.captures == before + 2
         call(run, case, 2)
 
     assert failed_at_once > 3
     assert failed_in_the_second > 3
-    assert run.refusal is None
+    assert refusal_of(run) is None
 
 
 # --- telling -----------------------------------------------------------------------------------------------------

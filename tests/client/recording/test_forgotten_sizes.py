@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.recording import recordings
+from pygraphd.client.recording import recordings, recordings_by_size
 from pygraphd.client.recording.size_slot import STALE_CALLS
 from tests.support.recording_case import Case, Operations, add, case
 
@@ -61,7 +61,7 @@ def test_of_more_sizes_in_turns_than_are_remembered_those_that_are_remembered_ar
     for _ in range(3):
         call(*range(300))
 
-    case.expect(captured=recordings.CAPTURES_OF_EACH * 64)
+    case.expect(captured=recordings_by_size.CAPTURES_OF_EACH * 64)
     assert len(recorded(call)) == 64
 
 
@@ -97,7 +97,7 @@ def test_a_size_that_was_refused_for_long_is_remembered(case: Case) -> None:
 
     for _ in range(3):
         assert run([case.floats(3, 3), 3])[0].tolist() == [4, 4]
-    assert (case.recorder.captures, len(run._slots)) == (captures, recordings.MAX_SIZE_SLOTS)
+    assert (case.recorder.captures, len(run._slots)) == (captures, recordings_by_size.MAX_SIZE_SLOTS)
     assert run.refused_for_good
     assert run.recording_us == spent
 
@@ -121,8 +121,8 @@ def test_ranks_forget_no_size(case: Case) -> None:
     for size in range(100):
         run([case.floats(1), case.floats(2), size])
 
-    assert list(run._slots) == [(size,) for size in range(recordings.MAX_SIZE_SLOTS)]
-    assert case.report.fallbacks[recordings.TOO_MANY_SIZES] == 100 - recordings.MAX_SIZE_SLOTS
+    assert list(run._slots) == [(size,) for size in range(recordings_by_size.MAX_SIZE_SLOTS)]
+    assert case.report.fallbacks[recordings_by_size.TOO_MANY_SIZES] == 100 - recordings_by_size.MAX_SIZE_SLOTS
 
 
 def test_a_replay_of_a_size_that_was_forgotten_meanwhile_runs_as_kernels(case: Case) -> None:

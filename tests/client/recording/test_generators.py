@@ -10,10 +10,11 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import LayoutMismatch
-from pygraphd.client.replay.rng import GeneratorCursor, Generators
+from pygraphd.client.replay.rng import Generators, RngCursor
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Default, Generator, as_signed
 from tests.support.recording_case import Case
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -52,7 +53,7 @@ class Drawing:
         self.advances = advances
         drawn = [*zip(self.generators, advances, strict=True)]
         self.graph = Graph(drawn, self.words)
-        self.cursor = GeneratorCursor(
+        self.cursor = RngCursor(
             self.graph,
             Default(self.generators[0]),
             emulator.driver,
@@ -214,7 +215,7 @@ def test_a_generator_of_another_device_is_named(case: Case, monkeypatch: pytest.
     for _ in range(3):
         run([case.floats(1), OnTheDevice()])
 
-    assert run.refusal == "input 1 is a Generator of another device"
+    assert refusal_of(run) == "input 1 is a Generator of another device"
     assert case.recorder.captures == 0
 
 
@@ -224,5 +225,5 @@ def test_a_generator_beside_a_custom_operator_is_refused(case: Case) -> None:
     for _ in range(3):
         run([case.floats(1), OnTheDevice()])
 
-    assert run.refusal == "input 1 is a Generator, and it holds a custom operator"
+    assert refusal_of(run) == "input 1 is a Generator, and it holds a custom operator"
     assert case.recorder.captures == 0

@@ -16,6 +16,7 @@ from pygraphd.client.recording.aliased_memory import AliasedMemory
 from pygraphd.client.recording.stand_ins import RecordedCall
 from pygraphd.client.replay.relocation_table import PAGE
 from tests.support.recording_case import Case, Operations, Recording, case, is_transient
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from tests.support.emulator import Emulator
@@ -87,7 +88,7 @@ def test_what_may_be_written_is_copied(case: Case) -> None:
         for _ in range(2):
             run([total, case.floats(1, 2)])
         case.recorder.free *= 2
-        assert run.refusal is not None
+        assert refusal_of(run) is not None
         run.close()
         again = case.made(body, facts)
         for _ in range(4):
@@ -108,7 +109,7 @@ def test_a_missed_address_of_a_large_input_reads_poison_and_ends_no_process(case
         assert run([weights, case.floats(value, value)])[0].tolist() == [3, 3]
 
     case.expect(captured=0)
-    assert (run.refusal or "").startswith("verification: output 0 differs")
+    assert (refusal_of(run) or "").startswith("verification: output 0 differs")
 
 
 def test_a_missed_write_to_a_large_input_shows_and_does_not_reach_it(case: Case) -> None:
@@ -121,7 +122,7 @@ def test_a_missed_write_to_a_large_input_shows_and_does_not_reach_it(case: Case)
     for value in range(4):
         run([weights, case.floats(value, 1)])
 
-    assert run.refusal == "verification: it writes to where it was recorded"
+    assert refusal_of(run) == "verification: it writes to where it was recorded"
     assert bool((weights == 3).all())
 
 
@@ -136,7 +137,7 @@ def test_an_input_that_changes_though_it_is_only_read_is_told_at_once(
     for value in range(4):
         run([weight(case, 3), case.floats(value, 1)])
 
-    assert (run.refusal, run.refused_for_good) == (verification.WROTE_TO_INPUT, True)
+    assert (refusal_of(run), run.refused_for_good) == (verification.WROTE_TO_INPUT, True)
     case.expect(captured=0, wrong_results=1)
     assert verification.WROTE_TO_INPUT in capsys.readouterr().err
 
@@ -219,7 +220,7 @@ def test_a_wrong_recording_of_such_a_call_is_not_used(case: Case, is_hidden: boo
         run([entries, case.floats(1, 1)])
 
     case.expect(captured=0)
-    assert (run.refusal or "").startswith(
+    assert (refusal_of(run) or "").startswith(
         "verification: " + ("it writes to where" if is_hidden else "input 0 differs")
     )
     assert is_hidden or (is_transient(run) and case.recorder.captures == 1)
@@ -274,4 +275,4 @@ def test_a_graph_that_copies_from_an_aliased_copy_goes_on_with_the_input(case: C
         run([entries, case.floats(*[value] * 8)])
 
     case.expect(captured=1)
-    assert run.refusal is None
+    assert refusal_of(run) is None

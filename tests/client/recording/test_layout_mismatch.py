@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import LayoutMismatch
-from pygraphd.client.recording import budget, comparison, recordings, stand_ins
+from pygraphd.client.recording import budget, comparison, recordings, recordings_by_size, stand_ins
 from pygraphd.client.recording.alias_sets import input_groups
 from pygraphd.client.recording.size_slot import (
     FIRST_MISMATCHES,
@@ -24,6 +24,7 @@ from pygraphd.client.recording.size_slot import (
 from pygraphd.client.recording.stand_ins import RecordedCall
 from pygraphd.client.replay.relocation_table import BLOCK, MAX_ALIGNMENT, alignment
 from tests.support.recording_case import Case, add
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -154,7 +155,7 @@ def test_what_is_to_lie_apart_needs_room_for_that(case: Case) -> None:
         run([case.floats(*range(BLOCK)), *[one] * 9])
     for _ in range(3):
         inputs = [case.floats(*range(BLOCK)), case.floats(*range(BLOCK)), *[one] * 8]
-        case.recorder.free = stand_ins.bytes_to_copy(inputs) + BLOCK
+        case.recorder.free = stand_ins.bytes_to_copy(input_groups(inputs)) + BLOCK
         run(inputs)
 
     case.expect(captured=1)
@@ -174,19 +175,19 @@ def test_a_recording_that_cannot_be_made_anew_leaves_the_one_there_is(case: Case
     case.expect(captured=1)
     assert case.report.fallbacks["not now"] == 1
     assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == 3
-    assert run.refusal is None
+    assert refusal_of(run) is None
 
 
 def test_as_many_captures_as_are_allowed_are_made_and_no_more(case: Case) -> None:
     run = case.make(add, max_recordings=1)
-    for size in range(recordings.CAPTURES_OF_EACH):
+    for size in range(recordings_by_size.CAPTURES_OF_EACH):
         for _ in range(2):
             run([case.floats(1, 2), case.floats(3, 4), size])
-    assert case.recorder.captures == recordings.CAPTURES_OF_EACH
+    assert case.recorder.captures == recordings_by_size.CAPTURES_OF_EACH
     for _ in range(40):
         assert run([at(case, 16), at(case, 0), size])[0].tolist() == [4.0, 24.0]
 
-    assert case.recorder.captures == recordings.CAPTURES_OF_EACH
+    assert case.recorder.captures == recordings_by_size.CAPTURES_OF_EACH
     assert case.report.fallbacks[LayoutMismatch.ALIGNMENT.value] == 40
 
 
@@ -202,7 +203,7 @@ def test_stand_ins_are_aligned_as_the_inputs_are_or_as_badly_as_they_may_be(
     start = -room.data_ptr() % BLOCK
     inputs: list[Any] = [room[start + each : start + each + 8].view(torch.float32) for each in offsets]
 
-    made, places = stand_ins.stand_ins_for(inputs, LayoutConstraints(worst, apart))
+    made, places = stand_ins.stand_ins_for(inputs, input_groups(inputs), LayoutConstraints(worst, apart))
 
     spans = sorted((each.data_ptr(), each.data_ptr() + 8) for each in made)
     if apart:

@@ -24,6 +24,7 @@ from pygraphd.client.recording.output_reserves import (
 )
 from pygraphd.client.replay.relocation_table import BLOCK, PAGE, Span, merge
 from tests.support.recording_case import Case, case
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -157,7 +158,7 @@ def test_a_recording_that_returns_two_tensors_for_one_is_refused(case: Case) -> 
         assert first is second
 
     case.expect(captured=0)
-    assert run.refusal == "verification: outputs that are one tensor are several"
+    assert refusal_of(run) == "verification: outputs that are one tensor are several"
 
 
 def test_what_lies_apart_is_captured_once(case: Case) -> None:
@@ -261,7 +262,7 @@ def test_whatever_dies_before_storages_are_those_of_a_call_as_kernels(
             assert (mine.size(), mine.stride()) == (right.size(), right.stride())
             of_input = right.untyped_storage().data_ptr()
             assert (of_input in told) == (mine.untyped_storage().data_ptr() in told)
-    assert run.refusal is None
+    assert refusal_of(run) is None
     case.expect(captured=1)
     case.close()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,17 +10,14 @@ import pytest
 import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
-from pygraphd.client.recording import recordings
-from pygraphd.client.replay.native import build
-from pygraphd.client.replay.native.ffi import helper
+from pygraphd.client.recording import recordings, recordings_by_size
 from pygraphd.client.replay.replay import RECORDING_CLOSED
-from pygraphd.schema.reasons import Reason, ReasonCode
 from tests.support.recording_case import Case, Operations, RngCursor, add, case
+from tests.support.refusals import refusal_of
 from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from pathlib import Path
 
 
 __all__ = ["case"]  # fixtures
@@ -43,81 +38,7 @@ def test_it_is_recorded_when_it_comes_back_and_then_replayed(case: Case) -> None
     assert facts["memory_bytes"] == 8  # two outputs of four bytes
     assert case.report.fallbacks == {recordings.NOT_YET: 1}
     assert case.recorder.captures == len(run.replays) == 1
-    assert run.refusal is None
-
-
-def test_it_is_not_recorded_while_the_helper_is_coming(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the calls meanwhile are told from such that are what later ones will be."""
-    load, asked = build.load, itertools.count()
-    monkeypatch.setattr(build, "load", lambda path: load(path) if next(asked) >= 3 else None)
-    assert helper._path is not None
-    path = helper._path
-    helper.forget()
-    helper.prepare(path.parents[2])
-    run, prepared = case.make(add), []
-    for _ in range(6):
-        before = run.one_time_work
-        assert run([case.floats(1, 2), case.floats(3, 4)])[0].tolist() == [4, 6]
-        prepared.append(run.one_time_work - before)
-
-    assert prepared == [0, 1, 1, 1, 1, 0]  # at last a capture
-    assert case.report.fallbacks == {recordings.NOT_YET: 1, recordings.HELPER_IS_COMING: 3}
-    case.expect(captured=1)
-
-
-def test_a_callable_from_before_the_helper_came_goes_over_to_it(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the cache has the decision, but another version of PyGraph has compiled the helper."""
-    assert helper._path is not None
-    folder, load = helper._path.parents[2], build.load
-    helper.forget()
-    helper.prepare(folder)
-    monkeypatch.setattr(build, "load", lambda path: None)
-    run, frames = case.make(add).run, list[str]()
-    assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
-    monkeypatch.setattr(build, "load", load)
-    for _ in range(3):
-        assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
-
-    inputs = [case.floats(1), case.floats(2)]
-    sys.setprofile(lambda frame, event, _: frames.append(frame.f_code.co_name) if event == "call" else None)
-    try:
-        run(inputs)
-    finally:
-        sys.setprofile(None)
-    assert "call" in frames
-    assert "_run" not in frames
-
-
-def test_where_the_helper_turns_out_not_to_come_it_is_refused_for_this_process(
-    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(build, "_spawn", lambda _: None)
-    helper.forget()
-    assert helper.prepare(tmp_path) is None
-    runs = [case.make(add) for _ in range(2)]
-
-    def called() -> None:
-        for run in runs:
-            assert run.run([case.floats(1), case.floats(2)])[0].tolist() == [3]
-
-    for _ in range(3):
-        called()
-    assert [run.refusal for run in runs] == [None, None]
-
-    build._log(build.place(tmp_path)).write_text("error: no such thing")
-    for _ in range(3):
-        called()
-
-    assert helper.reason is not None
-    assert [run.why_refused for run in runs] == [Reason(ReasonCode.NO_HELPER, helper.reason)] * 2
-    assert not any(run.refused_for_good for run in runs)
-    assert case.report.fallbacks == {
-        recordings.NOT_YET: 2, recordings.HELPER_IS_COMING: 4, helper.reason: 6
-    }  # fmt: skip
-    assert case.report.failures == {f"compiled helper: {helper.reason}": 1}
-    assert case.recorder.captures == 0
+    assert refusal_of(run) is None
 
 
 def test_what_recording_takes_is_counted_once_and_not_the_call_that_runs_as_kernels_meanwhile(
@@ -260,15 +181,15 @@ def test_sizes_are_recorded_when_they_come_back_and_never_without_end(case: Case
         call(n)
     case.expect(captured=0)
     assert case.report.fallbacks == {recordings.NOT_YET: 100}
-    assert len(run._slots) == recordings.MAX_SIZE_SLOTS
+    assert len(run._slots) == recordings_by_size.MAX_SIZE_SLOTS
 
     for _ in range(10):
         for n in range(1, 21):
             call(n)
 
-    case.expect(captured=recordings.CAPTURES_OF_EACH * recordings.MAX_RECORDINGS)
+    case.expect(captured=recordings_by_size.CAPTURES_OF_EACH * recordings.MAX_RECORDINGS)
     assert len(run.replays) == recordings.MAX_RECORDINGS
-    assert case.report.fallbacks[recordings.TOO_MANY_CAPTURES] > 0
+    assert case.report.fallbacks[recordings_by_size.TOO_MANY_CAPTURES] > 0
     _, executables = case.emulator.live()
     assert executables <= recordings.MAX_RECORDINGS
 
@@ -340,7 +261,7 @@ def test_each_size_is_recorded_or_refused_by_itself(case: Case) -> None:
     assert refusals == {
         (1,): None, (2,): None, (3,): "verification: output 0 differs by 25 % of its largest value",
     }  # fmt: skip
-    assert run.refusal is None
+    assert refusal_of(run) is None
     first, second = run.replays
     run([case.floats(5, 6), 1])
     assert run.replays == (second, first)  # in the order of use
@@ -361,9 +282,9 @@ def test_a_size_that_will_not_be_recorded_any_more_is_refused_for_now(case: Case
         call(n)
         call(n)
 
-    assert [run.refusal] == [None]  # the last one was recorded
+    assert [refusal_of(run)] == [None]  # the last one was recorded
     run.close()
-    assert (run.refusal, run.refused_for_good) == (recordings.TOO_MANY_CAPTURES, False)
+    assert (refusal_of(run), run.refused_for_good) == (recordings_by_size.TOO_MANY_CAPTURES, False)
 
 
 def test_memory_that_cannot_be_given_back_is_no_matter_of_the_call(
@@ -404,7 +325,7 @@ def test_how_many_recordings_there_are_can_be_set(case: Case) -> None:
             run([case.allocator.tensor(torch.ones(n)), case.allocator.tensor(torch.ones(n)), n])
 
     assert len(run.replays) == 2
-    case.expect(captured=2 * recordings.CAPTURES_OF_EACH)
+    case.expect(captured=2 * recordings_by_size.CAPTURES_OF_EACH)
 
 
 def test_what_becomes_of_a_recording_is_logged(case: Case, caplog: pytest.LogCaptureFixture) -> None:

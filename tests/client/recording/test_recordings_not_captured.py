@@ -11,11 +11,12 @@ import torch
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.errors import NotRelocatableError
-from pygraphd.client.recording import budget, builder, pipeline, recordings
+from pygraphd.client.recording import budget, builder, pipeline, recordings, recordings_by_size
 from pygraphd.client.recording.device_waits import GPU_WAITS
 from pygraphd.client.replay.relocation_table import BLOCK, Share
 from pygraphd.client.replay.stream_affinity import OTHER_STREAM
 from tests.support.recording_case import Case, Operations, Recording, RngCursor, add, case, is_transient
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -61,7 +62,7 @@ def test_a_capture_that_another_thread_has_ended_is_tried_again_a_few_times(case
     failed = pipeline.MAX_RETRIES + 1 if lasts else times
     assert case.recorder.captures == (failed if lasts else failed + 1)
     assert case.report.fallbacks == {recordings.NOT_YET: 1, pipeline.INTERRUPTED: 59 if lasts else times}
-    assert (run.refusal, run.refused_for_good) == (pipeline.INTERRUPTED if lasts else None, False)
+    assert (refusal_of(run), run.refused_for_good) == (pipeline.INTERRUPTED if lasts else None, False)
 
 
 def test_what_cannot_be_captured_in_a_new_thread_is_tried_again_there(case: Case) -> None:
@@ -85,7 +86,7 @@ def test_what_cannot_be_captured_in_a_new_thread_is_tried_again_there(case: Case
 
     assert results == [[4], [6], [8]]
     assert case.report.fallbacks == {recordings.NOT_YET: 1, pipeline.NEW_THREAD: 1}
-    assert (case.report.counts["captured"], run.refusal) == (1, None)
+    assert (case.report.counts["captured"], refusal_of(run)) == (1, None)
 
 
 def test_what_new_threads_cannot_capture_is_not_tried_in_each_of_them(case: Case) -> None:
@@ -102,7 +103,7 @@ def test_what_new_threads_cannot_capture_is_not_tried_in_each_of_them(case: Case
         thread.join()
 
     assert case.recorder.captures == pipeline.MAX_RETRIES + 1
-    assert (run.refusal, run.refused_for_good) == (pipeline.NEW_THREAD, False)
+    assert (refusal_of(run), run.refused_for_good) == (pipeline.NEW_THREAD, False)
 
 
 def doubled_up_to_the_end(operations: Operations, inputs: list[Any]) -> Any:
@@ -131,7 +132,7 @@ def test_where_memory_ends_is_not_taken_for_where_other_memory_begins(
         assert run([case.floats(*[value] * 128)])[0].tolist() == [5 * value] * 128
 
     case.expect(captured=0)
-    assert str(run.refusal).startswith("verification: output 0 differs")
+    assert str(refusal_of(run)).startswith("verification: output 0 differs")
 
 
 def beyond(operations: Operations, inputs: list[Any]) -> Any:
@@ -150,7 +151,7 @@ def test_what_writes_beyond_its_memory_runs_as_kernels(case: Case) -> None:
         assert run([case.floats(*[value] * 160)])[0].tolist() == [2 * value] * 128
 
     case.expect(captured=0)
-    assert run.refusal == "verification: it writes beyond its memory"
+    assert refusal_of(run) == "verification: it writes beyond its memory"
 
 
 def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> None:
@@ -159,7 +160,7 @@ def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> 
     case.recorder.refuses = "the history is being recorded"
     for i in range(4):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
-    assert (run.refusal, run.refused_for_good) == ("the history is being recorded", False)
+    assert (refusal_of(run), run.refused_for_good) == ("the history is being recorded", False)
     assert is_transient(run)
     assert case.recorder.captures == 1  # it is only asked whether that is over
 
@@ -167,7 +168,7 @@ def test_what_the_recorder_refuses_is_recorded_once_that_is_over(case: Case) -> 
     for i in range(3):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
 
-    assert run.refusal is None
+    assert refusal_of(run) is None
     case.expect(captured=1)
     assert case.report.fallbacks == {recordings.NOT_YET: 1, "the history is being recorded": 3}
 
@@ -206,7 +207,7 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
     case.recorder.free = 0
     for i in range(3):
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
-    assert run.refusal == budget.NO_MEMORY_TO_VERIFY
+    assert refusal_of(run) == budget.NO_MEMORY_TO_VERIFY
     assert is_transient(run)
     case.recorder.free = 1 << 40
 
@@ -214,7 +215,7 @@ def test_room_that_is_there_again_is_found_after_some_calls(case: Case) -> None:
         assert run([case.floats(i), case.floats(1)])[0].tolist() == [i + 1]
 
     case.expect(captured=1)
-    assert run.refusal is None
+    assert refusal_of(run) is None
 
 
 def draws_elsewhere(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +243,7 @@ def test_while_another_stream_draws_random_numbers_few_recordings_are_tried(
         run([case.floats(1)])
 
     assert case.recorder.captures == pipeline.MAX_RETRIES + 1
-    assert (run.refusal, run.refused_for_good) == (OTHER_STREAM, False)
+    assert (refusal_of(run), run.refused_for_good) == (OTHER_STREAM, False)
 
 
 def test_once_another_stream_has_ended_it_is_recorded(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,11 +269,11 @@ def test_a_collective_is_not_captured_by_one_rank_alone(case: Case) -> None:
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
 
     assert (case.recorder.captures, run.refused_for_good) == (0, True)
-    assert run.refusal == "it holds a collective (_c10d_functional::all_reduce_)"
+    assert refusal_of(run) == "it holds a collective (_c10d_functional::all_reduce_)"
     other = case.made(add, facts.of_partition(MAPS, 0))
     for _ in range(4):
         assert other([case.floats(1), case.floats(2)])[0].tolist() == [3]
-    assert (case.recorder.captures, other.refusal) == (1, None)
+    assert (case.recorder.captures, refusal_of(other)) == (1, None)
 
 
 def test_what_was_captured_too_often_says_so(case: Case) -> None:
@@ -282,7 +283,7 @@ def test_what_was_captured_too_often_says_so(case: Case) -> None:
             run([case.floats(1), case.floats(2), size])
     run.close()
 
-    assert (run.refusal, run.refused_for_good) == (recordings.TOO_MANY_CAPTURES, False)
+    assert (refusal_of(run), run.refused_for_good) == (recordings_by_size.TOO_MANY_CAPTURES, False)
 
 
 def test_a_recorder_that_refuses_gives_the_reason(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,4 +295,4 @@ def test_a_recorder_that_refuses_gives_the_reason(case: Case, monkeypatch: pytes
     for _ in range(3):
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
 
-    assert run.refusal == "not today"
+    assert refusal_of(run) == "not today"

@@ -13,6 +13,7 @@ from pygraphd.client.recording.result_check import CALLS_PER_POLL, CALLS_UNTIL_R
 from pygraphd.schema.reasons import ReasonCode
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +108,7 @@ def test_a_graph_that_has_become_wrong_is_dropped_and_said_to_be(
     assert seen[0] == 1.0
     assert seen[-1] == 3.0  # as KERNELS
     reason = f"{DIFFERS} (output 0)"
-    assert (len(run.replays), run.refusal, run.refused_for_good) == (0, reason, False)
+    assert (len(run.replays), refusal_of(run), run.refused_for_good) == (0, reason, False)
     case.expect(checked_results=1, wrong_results=1, captured=1)
     assert failures(case) == {reason: 1}
     assert case.report.fallbacks[reason] >= 1

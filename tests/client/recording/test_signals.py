@@ -21,6 +21,7 @@ from pygraphd.client.recording.size_slot import SizeSlot
 from pygraphd.client.recording.verification import Verification
 from pygraphd.client.replay.replay import Replay
 from tests.support.recording_case import Case, Operations, add, case
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -101,7 +102,7 @@ def test_it_is_not_counted_as_a_failure_of_ours() -> None:
 
 @pytest.mark.usefixtures("limited")
 def test_it_is_no_missing_answer_of_the_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Transport, "_request", strike)
+    monkeypatch.setattr("pygraphd.client.decisions.transport.ownership.connect", strike)
 
     with pytest.raises(TimeLimitError):
         Transport(tmp_path / "s").request("GET", "/v1/ping")
@@ -121,7 +122,7 @@ def test_a_signal_within_a_capture_ends_the_call_and_refuses_nothing(case: Case)
     run([case.floats(1), case.floats(2)])
     with pytest.raises(TimeLimitError):
         run([case.floats(1), case.floats(2)])
-    assert run.refusal is None
+    assert refusal_of(run) is None
     for _ in range(3):
         assert run([case.floats(1), case.floats(2)])[0].tolist() == [3]
     case.expect(captured=1)
@@ -211,7 +212,7 @@ def test_a_signal_within_a_verification_ends_the_call(case: Case, monkeypatch: p
         patch.setattr(Verification, "disagreement", strike)
         with pytest.raises(TimeLimitError):
             run([case.floats(1), case.floats(2)])
-    assert run.refusal is None
+    assert refusal_of(run) is None
     for _ in range(3):
         run([case.floats(1), case.floats(2)])
     case.expect(captured=1)

@@ -12,6 +12,7 @@ from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording.verification import Verification
 from tests.support.noise import SIZE, Noise
 from tests.support.recording_case import Case
+from tests.support.refusals import refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def test_what_differs_from_itself_is_recorded_at_the_second_time(
         assert torch.allclose(result, torch.full((SIZE,), float(i)), atol=5e-4)
 
     case.expect(captured=1)
-    assert run.refusal is None
+    assert refusal_of(run) is None
     told = [
         reason for reason in case.report.fallbacks if reason.startswith("verification: output 0 differs by")
     ]
@@ -59,7 +60,7 @@ def test_noise_hides_no_wrong_recording(case: Case, monkeypatch: pytest.MonkeyPa
         run([case.floats(*[1.0] * SIZE)])
 
     case.expect(captured=0)
-    assert str(run.refusal).startswith("verification: output")
+    assert str(refusal_of(run)).startswith("verification: output")
 
 
 def test_what_the_host_tells_is_not_taken_for_noise_and_runs_once_a_call(
@@ -101,7 +102,7 @@ def test_what_differs_from_itself_by_far_is_not_recorded(case: Case, monkeypatch
         run([case.floats(*[1.0] * SIZE)])
 
     case.expect(captured=0)
-    assert run.refusal == "verification: it differs from itself"
+    assert refusal_of(run) == "verification: it differs from itself"
 
 
 def test_a_recording_that_runs_again_finds_the_memory_that_it_was_recorded_on(
@@ -194,4 +195,4 @@ def test_an_output_that_is_a_negative_view_of_an_input_runs_as_kernels(case: Cas
         assert [each.tolist() for each in run([case.floats(i, 1)])] == [[2 * i, 2], [-i, -1]]
 
     case.expect(captured=0)
-    assert run.refusal == "an output is a conjugate or negative view of an input"
+    assert refusal_of(run) == "an output is a conjugate or negative view of an input"

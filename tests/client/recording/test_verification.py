@@ -9,9 +9,10 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.recording import comparison, verification
 from pygraphd.client.recording.alias_sets import input_groups
-from pygraphd.client.recording.stand_ins import copies_of, stand_ins_for
+from pygraphd.client.recording.stand_ins import NO_CONSTRAINTS, RecordedCall, copies_of, stand_ins_for
 from pygraphd.client.replay.addresses import extent
 from pygraphd.client.replay.layout import Layout
 from pygraphd.client.replay.outputs import Outputs
@@ -78,7 +79,7 @@ def shared(values: Sequence[Any]) -> list[tuple[int, int, int]]:
 def test_copies_are_like_the_inputs(given_inputs: list[Any]) -> None:
     before = [bits(each) if isinstance(each, torch.Tensor) else each for each in given_inputs]
 
-    copies = copies_of(given_inputs)
+    copies = copies_of(given_inputs, input_groups(given_inputs))
 
     assert shared(copies) == shared(given_inputs)
     for copy, given_input in zip(copies, given_inputs, strict=True):
@@ -99,7 +100,7 @@ def test_copies_of_booleans_that_nobody_has_written_hold_the_same_bits() -> None
     """Of numbers that are sent from the CPU together only some are written: what lies between may be neither 0 nor 1."""
     of_any_bits = torch.arange(256, dtype=torch.uint8).view(torch.bool)
 
-    (copy,) = copies_of([of_any_bits])
+    (copy,) = copies_of([of_any_bits], input_groups([of_any_bits]))
 
     assert torch.equal(comparison.bits(copy), comparison.bits(of_any_bits))
 
@@ -108,7 +109,7 @@ def test_copies_of_booleans_that_nobody_has_written_hold_the_same_bits() -> None
 @given(inputs())
 def test_old_memory_holds_indices_from_the_end_and_no_numbers(given_inputs: list[Any]) -> None:
     """What reads an index of no row ends the process by an assertion on the GPU, and what reads a number may be right by chance."""
-    stand_ins, places = stand_ins_for(given_inputs)
+    stand_ins, places = stand_ins_for(given_inputs, input_groups(given_inputs))
     for each in places:
         each.fill_(verification.OLD_POISON)
 
@@ -152,10 +153,11 @@ def test_an_index_that_is_read_or_written_where_it_was_recorded_shows_and_ends_n
     flipped = [min(rows) + max(rows) - row for row in rows]
     assume(flipped != rows and (not writes or flipped[0] != flipped[-1]))
     inputs = [table, index]
-    stand_ins, places = stand_ins_for(inputs)
+    stand_ins, places = stand_ins_for(inputs, input_groups(inputs))
     replay: Any = Missed(stand_ins[1], writes=writes)
 
-    trial = verification.Verification(replay, inputs, None, places, stand_ins=stand_ins)
+    call = RecordedCall(inputs, NO_CONSTRAINTS, input_groups(inputs), None, None, lambda *_: None)  # type: ignore[arg-type]
+    trial = verification.Verification(replay, call, GraphFacts(), list, None, places, stand_ins)
     found = trial.disagreement((torch.nn.functional.embedding(index, table),))
 
     assert str(found).startswith(

@@ -250,10 +250,10 @@ def test_while_a_profiler_runs_a_graph_that_copies_has_no_first_executable(recor
     with profile(activities=[ProfilerActivity.CPU], acc_events=True):
         for _ in range(3):
             with pytest.raises(FallbackError, match=PROFILED):
-                replay([recorder.floats(1, 2)])
+                replay.serve([recorder.floats(1, 2)])
     assert replay.executables == 0
 
-    assert replay([recorder.floats(1, 2)])[0].tolist() == [9, 18]
+    assert replay.serve([recorder.floats(1, 2)])[0][0].tolist() == [9, 18]
     assert replay.executables == 1
     replay.close()
 
@@ -321,7 +321,7 @@ def test_a_profile_that_begins_while_an_executable_is_made_counts(
         return instantiate(*given)
 
     monkeypatch.setattr(recorder.emulator.driver, "instantiate", interrupted)
-    replay([recorder.floats(1, 2)])
+    replay.serve([recorder.floats(1, 2)])
 
     assert not replay.can_launch_profiled
     replay.close()
@@ -333,7 +333,7 @@ def test_a_profile_that_begins_after_the_last_look_is_noticed_before_the_launch(
     """While a call waits for another one of the same recording."""
     replay = copied(recorder)
     monkeypatch.setattr(profiling._profiles, "were_prepared", True)
-    replay([recorder.floats(1, 2)])
+    replay.serve([recorder.floats(1, 2)])
     before = replay.counts.replays
     inputs = [recorder.floats(1, 2)]
     monkeypatch.setitem(profiling._profiles.flags, profiling._READY, True)
@@ -341,7 +341,7 @@ def test_a_profile_that_begins_after_the_last_look_is_noticed_before_the_launch(
     assert replay.fused is not None
     assert replay.fused(inputs) is None
     with pytest.raises(FallbackError, match=PROFILED):
-        replay(inputs)
+        replay.serve(inputs)
 
     assert (replay.counts.replays, len(inputs)) == (before, 1)
     replay.close()

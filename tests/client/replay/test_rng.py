@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pygraphd.client.backend.driver import DriverError
 from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
 from pygraphd.client.replay.relocation_table import SegmentRange, Span, outside
-from pygraphd.client.replay.rng import GeneratorCursor
+from pygraphd.client.replay.rng import RngCursor
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Default, Generator, as_signed
 
@@ -58,7 +58,7 @@ class Case:
         self.graph = Graph(self.generator, self.words, advance)
         self.waits = 0
         self.default = Default(self.generator)
-        self.cursor = GeneratorCursor(self.graph, self.default, emulator.driver, self._wait, self.affinity)
+        self.cursor = RngCursor(self.graph, self.default, emulator.driver, self._wait, self.affinity)
 
     def _wait(self) -> None:
         self.waits += 1

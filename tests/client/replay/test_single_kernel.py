@@ -37,7 +37,7 @@ def test_it_has_no_executable_and_is_launched_at_any_addresses(recorder: Recorde
     replay, launched = summed(recorder), recorder.emulator.single_kernels()
 
     for i in range(40):
-        assert replay([recorder.floats(i, 1), recorder.floats(i, 2)])[0].tolist() == [2 * i, 3]
+        assert replay.serve([recorder.floats(i, 1), recorder.floats(i, 2)])[0][0].tolist() == [2 * i, 3]
 
     assert recorder.emulator.single_kernels() == launched + 40
     assert (replay.executables, recorder.emulator.live()[1]) == (0, executables)
@@ -52,7 +52,7 @@ def test_its_arguments_may_be_a_packed_list(recorder: Recorder) -> None:
     recorder.graph.scale(a, out, 3.0)
     replay, launched = recorder.built([a], [out]).replay, recorder.emulator.single_kernels()
 
-    assert [replay([recorder.floats(i)])[0][0].item() for i in range(5)] == [0, 3, 6, 9, 12]
+    assert [replay.serve([recorder.floats(i)])[0][0][0].item() for i in range(5)] == [0, 3, 6, 9, 12]
     assert recorder.emulator.single_kernels() == launched + 5
     replay.close()
 
@@ -77,7 +77,7 @@ def test_a_kernel_that_is_launched_in_another_way_has_an_executable(
     recorder.graph.attribute(attribute)
     replay, launched = recorder.built([a], [out]).replay, recorder.emulator.single_kernels()
 
-    assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
+    assert replay.serve([recorder.floats(3, 4)])[0][0].tolist() == [6, 8]
     assert (replay.executables, recorder.emulator.single_kernels()) == (1, launched)
     replay.close()
 
@@ -89,7 +89,7 @@ def test_a_kernel_with_a_node_beside_it_has_an_executable(recorder: Recorder) ->
     recorder.graph.other(NodeType.EMPTY)
     replay = recorder.built([a], [out]).replay
 
-    assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
+    assert replay.serve([recorder.floats(3, 4)])[0][0].tolist() == [6, 8]
     assert replay.executables == 1
     replay.close()
 
@@ -102,7 +102,7 @@ def test_a_kernel_of_which_the_driver_does_not_tell_how_it_is_launched_has_an_ex
     monkeypatch.setitem(recorder.emulator.driver._calls, "cuGraphKernelNodeGetAttribute", lambda *_: 801)
     replay = recorder.built([a], [out]).replay
 
-    assert replay([recorder.floats(3, 4)])[0].tolist() == [6, 8]
+    assert replay.serve([recorder.floats(3, 4)])[0][0].tolist() == [6, 8]
     assert replay.executables == 1
     replay.close()
 
@@ -113,7 +113,7 @@ def test_a_copy_has_an_executable(recorder: Recorder, node: str) -> None:
     recorder.graph.copy(out, a) if node == "copy" else recorder.graph.set(out, 0)
     replay = recorder.built([a], [out]).replay
 
-    assert replay([recorder.floats(3, 4)])[0].tolist() == ([3, 4] if node == "copy" else [0, 0])
+    assert replay.serve([recorder.floats(3, 4)])[0][0].tolist() == ([3, 4] if node == "copy" else [0, 0])
     assert replay.executables == 1
     replay.close()
 
@@ -123,16 +123,16 @@ def test_a_launch_that_fails_is_told_by_its_name(recorder: Recorder) -> None:
     failed = pytest.raises(DriverError, match="cuLaunchKernel failed with CUresult 999")
     recorder.emulator.fail_at(1)
     with failed:
-        replay([*inputs])
+        replay.serve([*inputs])
     recorder.emulator.fail_at(1)
     with failed:
         replay.serve_on([*inputs], replay.memory())
     recorder.emulator.fail_at(0)
 
-    assert replay([*inputs])[0].tolist() == [4, 6]
+    assert replay.serve([*inputs])[0][0].tolist() == [4, 6]
     replay.close()
     with pytest.raises(FallbackError):
-        replay([*inputs])
+        replay.serve([*inputs])
 
 
 def doubled(operations: Operations, inputs: list[Any]) -> Any:

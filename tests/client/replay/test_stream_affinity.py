@@ -14,9 +14,8 @@ from pygraphd.client.backend.errors import FallbackError
 from pygraphd.client.recording.builder import build
 from pygraphd.client.recording.capture import Capture
 from pygraphd.client.recording.false_pointers import CapturedCall
-from pygraphd.client.replay.exec_cache import Executables
 from pygraphd.client.replay.relocation_table import Span
-from pygraphd.client.replay.rng import GeneratorCursor
+from pygraphd.client.replay.rng import RngCursor
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Default, Generator
 from tests.support.recorder import Recorder
@@ -102,7 +101,7 @@ class Drawing:
         capture = Capture(recorder.graph.handle, [out], spans, held, cursor=cursor)
         return build(recorder.emulator.driver, CapturedCall(capture, []), recorder.notes.append).replay
 
-    def _cursor(self, recorder: Recorder, affinity: StreamAffinity) -> GeneratorCursor:
+    def _cursor(self, recorder: Recorder, affinity: StreamAffinity) -> RngCursor:
         drawing = self
 
         class Graph:
@@ -113,12 +112,10 @@ class Drawing:
             def reset(self) -> None:
                 pass
 
-        return GeneratorCursor(
-            Graph(), Default(self.generator), recorder.emulator.driver, lambda: None, affinity
-        )
+        return RngCursor(Graph(), Default(self.generator), recorder.emulator.driver, lambda: None, affinity)
 
     def draw(self, which: int) -> int:
-        (out,) = self.replays[which]([])
+        (out,) = self.replays[which].serve([])[0]
         return int(out[0])
 
 
@@ -166,7 +163,8 @@ def test_two_recordings_never_draw_on_two_streams(
 
     stream[0] = 8
     with monkeypatch.context() as patch:
-        patch.setattr(Executables, "bind", None)  # nothing is bound for a call that will not be launched
+        for replay in drawing.replays:  # nothing is bound for a call that will not be launched
+            patch.setattr(replay._device.ops, "bind", None)
         for which in (0, 1):
             with pytest.raises(FallbackError, match="another stream"):
                 drawing.draw(which)

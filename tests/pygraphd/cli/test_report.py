@@ -65,7 +65,7 @@ def a_program(launches: int | None = 3) -> Written:
     made.note_graph(custom.digest, launches=launches)
     made.record_deployment(custom, HERE, why, Source.RULE)
     made.measuring_ms, made.recording_ms = 1000.0, 400.0
-    made.count_graph_break("Tensor.item() (train.py:3)")
+    made.note("graph_breaks", "Tensor.item() (train.py:3)")
     return made
 
 

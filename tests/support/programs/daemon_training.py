@@ -15,7 +15,6 @@ import torch
 
 from pygraphd.client import hook
 from pygraphd.client.autotune.partition_trial import WARM_UP_CALLS
-from pygraphd.client.replay.native.ffi import helper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +89,6 @@ def main(number: int, world: int, folder: Path) -> None:
     run = torch.compile(training.module)
     training.again(run, WARM_UP_CALLS)
     session = our_session()
-    # Who has the compiled helper does not wait for those that do not have it yet.
-    wait_until(lambda: not helper.is_coming(print), "the compiled helper")
     meet(folder, "compiled", number, world)
     training.again(run, 1)
     meet(folder, "asked", number, world)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -17,19 +19,8 @@ from pygraphd.client.replay.native import build
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 
 WAIT_S = 60.0
-
-
-def wait_for(path: Path) -> None:
-    """Wait until a file is there."""
-    end = time.monotonic() + WAIT_S
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} did not come"
-        time.sleep(0.02)
-
-
-def waits_for(go: Path) -> str:
-    """Return what a program does to wait until a file is there, though not for ever: nobody is its parent."""
-    return f"n=0; while ! [ -e {go} ] && [ $n -lt 1200 ]; do n=$((n + 1)); sleep 0.05; done"
+TO = 'while [ "$1" != -o ]; do shift; done; to=$2'
+"""What a program does to find the file that a compiler is to write."""
 
 
 def script(path: Path, text: str) -> str:
@@ -43,9 +34,8 @@ def script(path: Path, text: str) -> str:
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where the helper lies, compiled."""
     path = build.place(tmp_path_factory.mktemp("cache"))
-    assert build.load(path) is None
+    assert "No such file" in str(build.load(path))
     assert build.compile_once(path) is None
-    wait_for(path)
     return path
 
 
@@ -97,46 +87,127 @@ def test_without_headers_there_is_a_reason(tmp_path: Path, monkeypatch: pytest.M
     assert "install the headers" in str(build.compile_once(build.place(tmp_path / "cache")))
 
 
-def test_a_compiler_that_fails_is_not_called_again_until_somebody_has_seen_why(tmp_path: Path) -> None:
+def test_a_compiler_that_fails_is_the_reason_and_is_called_again(tmp_path: Path) -> None:
     path = build.place(tmp_path)
-    environ = {"CC": script(tmp_path / "cc", "echo it is broken >&2; exit 1")}
-    log = path.with_name(path.name + ".log")
+    text = (
+        "echo helper.c: in function >&2; echo helper.c:1: error: no space left >&2; echo 1 error >&2; exit 1"
+    )
+    broken = script(tmp_path / "cc", text)
 
-    assert build.compile_once(path, environ) is None
-    wait_for(log)
-
-    assert log.read_text() == "it is broken\n"
-    assert str(log) in str(build.compile_once(path, environ))
-    assert build.load(path) is None
-    log.unlink()
-    assert build.compile_once(path, environ) is None
-    wait_for(log)
+    assert build.compile_once(path, {"CC": broken}) == f"{broken} failed: helper.c:1: error: no space left"
+    assert list(path.parent.iterdir()) == []
+    assert build.compile_once(path) is None
 
 
-ITS_CHILDREN = """
-import os, sys
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("echo killed >&2", "killed"), (r"printf '\377' >&2", "\ufffd"),
+        (":", "it said nothing"), (f"{TO}; echo half >$to; kill -9 $$", "it said nothing"),
+    ],
+)  # fmt: skip
+def test_whatever_a_compiler_says_there_is_a_reason(tmp_path: Path, said: str, told: str) -> None:
+    broken = script(tmp_path / "cc", said)
+
+    assert build.compile_once(build.place(tmp_path), {"CC": broken}) == f"{broken} failed: {told}"
+
+
+def test_a_compiler_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build.place(tmp_path)
+    monkeypatch.setattr(build, "_TIMEOUT_S", 0.2)
+    hangs = script(tmp_path / "cc", f"{TO}; echo half >$to; exec sleep 60")
+
+    assert build.compile_once(path, {"CC": hangs}) == f"{hangs} did not end within 0.2 s"
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore:subprocess .* is still running:ResourceWarning"
+)  # Python kills it, and waits later
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_what_interrupts_it_is_the_programs_and_leaves_nothing(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    """As Ctrl-C, or the end of a job's time."""
+    path = build.place(tmp_path)
+    interrupts = script(tmp_path / "cc", f"{TO}; echo half >$to; kill -USR1 {os.getpid()}; exec sleep 60")
+
+    def interrupt(*_: object) -> None:
+        raise error
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(error):
+            build.compile_once(path, {"CC": interrupts})
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    assert list(path.parent.iterdir()) == []
+    assert build.compile_once(path) is None
+    assert isinstance(build.load(path), ModuleType)
+
+
+REAPS = """
+import os, sys, threading, time
 from pathlib import Path
 from pygraphd.client.replay.native import build
-assert build.compile_once(Path(sys.argv[1]), {"CC": sys.argv[2]}) is None
-try:
-    os.waitpid(-1, os.WNOHANG)
-except ChildProcessError:
-    print("none")
+
+def reap():
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            time.sleep(0.001)
+
+threading.Thread(target=reap, daemon=True).start()
+print(build.compile_once(Path(sys.argv[1])), build.compile_once(Path(sys.argv[2]), {"CC": "false"}))
 """
 
 
-def test_nobody_waits_for_the_compiler_and_nobody_is_its_parent(tmp_path: Path) -> None:
-    path = build.place(tmp_path)
-    go = tmp_path / "go"
-    compiler = script(tmp_path / "cc", f"{waits_for(go)}; exit 1")
+def test_a_program_that_waits_for_all_children_changes_nothing(tmp_path: Path) -> None:
+    path, other = build.place(tmp_path), build.place(tmp_path / "other")
 
     # In a process of its own, as this one may have children of other tests.
-    program = [sys.executable, "-c", ITS_CHILDREN, str(path), compiler]
+    program = [sys.executable, "-c", REAPS, str(path), str(other)]
     done = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
 
-    assert done.stdout == "none\n"
-    go.touch()
-    wait_for(path.with_name(path.name + ".log"))
+    assert done.stdout == "None false failed: it said nothing\n"
+    assert isinstance(build.load(path), ModuleType)
+
+
+def test_a_program_that_ignores_the_end_of_children_changes_nothing(tmp_path: Path) -> None:
+    path = build.place(tmp_path)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert build.compile_once(path) is None
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+    assert isinstance(build.load(path), ModuleType)
+
+
+def test_processes_that_compile_at_once_do_not_meet(tmp_path: Path) -> None:
+    """And a file that was left by one that was killed is in nobody's way."""
+    path, go = build.place(tmp_path), tmp_path / "go"
+    path.parent.mkdir(parents=True, mode=0o700)
+    left = path.with_name(f".0123456789abcdef.{path.name}")
+    left.write_text("half")
+    waits = f"n=0; while ! [ -e {go} ] && [ $n -lt 1200 ]; do n=$((n + 1)); sleep 0.05; done"
+    slow = {"CC": script(tmp_path / "cc", f"{TO}; echo $$ >$to; {waits}; echo $$ >>$to")}
+
+    with ThreadPoolExecutor(3) as pool:
+        compilations = [pool.submit(build.compile_once, path, slow) for _ in range(3)]
+        end = time.monotonic() + WAIT_S
+        while len([*path.parent.glob(".*.so")]) < 4:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert not path.exists()
+        go.touch()
+        assert [each.result() for each in compilations] == [None] * 3
+
+    first, second = path.read_text().split()
+    assert first == second
+    assert {*path.parent.iterdir()} == {path, left}
 
 
 @pytest.mark.parametrize("level", range(4), ids=["the file", "its folder", "all compiled files", "the cache"])
@@ -205,7 +276,6 @@ def test_whatever_the_umask_what_is_made_is_ours_alone(tmp_path: Path) -> None:
         assert build.compile_once(path) is None
     finally:
         os.umask(before)
-    wait_for(path)
 
     assert isinstance(build.load(path), ModuleType)
     made = [path, *path.parents[:3]]
@@ -220,39 +290,6 @@ def test_a_module_of_the_users_of_this_name_stays(compiled: Path) -> None:
         assert sys.modules["helper"] is mine
     finally:
         del sys.modules["helper"]
-
-
-def test_what_a_compiler_said_long_ago_is_not_believed(tmp_path: Path) -> None:
-    path = build.place(tmp_path)
-    log = path.with_name(path.name + ".log")
-    log.parent.mkdir(parents=True, mode=0o700)
-    log.write_text("no space left on device")
-    assert build.compile_once(path) is not None
-    two_days_ago = time.time() - 2 * 86_400
-    os.utime(log, (two_days_ago, two_days_ago))
-
-    assert build.compile_once(path) is None
-    assert build.why_it_failed(path) is None
-    wait_for(path)
-
-
-def test_compilers_at_work_at_once_do_not_meet(tmp_path: Path) -> None:
-    path = build.place(tmp_path)
-    go = tmp_path / "go"
-    slow = f'while [ "$1" != -o ]; do shift; done; echo $$ >"$2"; {waits_for(go)}; echo $$ >>"$2"'
-    environ = {"CC": script(tmp_path / "cc", slow)}
-
-    for _ in range(3):
-        assert build.compile_once(path, environ) is None
-    end = time.monotonic() + WAIT_S
-    while len([*path.parent.glob(".*.so")]) < 3:
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    go.touch()
-    wait_for(path)
-
-    first, second = path.read_text().split()
-    assert first == second
 
 
 def test_a_python_without_a_lock_of_its_own_cannot_have_it(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from pygraphd.client.backend import torch_private
 from pygraphd.client.backend.torch_private import tensors as private_tensors
 from pygraphd.client.replay.native import build
-from pygraphd.client.replay.native.ffi import NOT_ASKED_FOR, Helper, Piece, TensorOps
+from pygraphd.client.replay.native.ffi import Helper, Piece, TensorOps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,17 +27,11 @@ pytestmark = [
 ]
 
 
-def loaded(helper: Helper) -> TensorOps:
-    ops = helper.ops(pytest.fail)
-    assert isinstance(ops, TensorOps)
-    return ops
-
-
 @pytest.fixture(scope="module")
 def compiled(compiled_helper: Path) -> TensorOps:
     helper = Helper()
     assert helper.prepare(compiled_helper) is None
-    return loaded(helper)
+    return helper.ops
 
 
 @settings(deadline=None)
@@ -133,90 +128,73 @@ def test_an_error_in_trying_it_is_the_reason_that_there_is_none(
     def fail(*_: object) -> None:
         raise RuntimeError("tensors are odd here")
 
-    monkeypatch.setattr(torch_private, where, fail)
-    helper, notes = Helper(), list[str]()
-
-    reason = helper.prepare(compiled_helper)
-
-    assert helper.ops(notes.append) is None
-    assert "tensors are odd here" in (reason or notes[0])
-    assert helper.prepare(compiled_helper) == helper.reason
-
-
-def test_there_is_none_until_it_is_compiled(tmp_path: Path) -> None:
     helper = Helper()
-    assert (helper.ops(pytest.fail), helper.reason) == (None, NOT_ASKED_FOR)
-    assert not helper.wait(60)
-    assert helper.prepare(tmp_path) is None
-    assert helper.prepare(tmp_path) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_private, where, fail)
+        reason = helper.prepare(compiled_helper)
 
-    assert helper.wait(60)
-    assert loaded(helper) is loaded(helper)
-
-    helper.forget()
-    assert (helper.ops(pytest.fail), helper.reason) == (None, NOT_ASKED_FOR)
+    assert reason == "it cannot be compiled or tried: tensors are odd here"
+    assert helper.prepare(compiled_helper) == reason  # it is tried once
 
 
-def test_while_the_compiler_is_at_work_there_is_no_reason(
-    tmp_path: Path, compiled_helper: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["missing_for_helper", "configure_helper"])
+def test_what_a_signal_handler_raises_meanwhile_is_the_programs(
+    compiled_helper: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
+    """As where a job has a time limit for each request."""
+    original, handler = getattr(torch_private, where), signal.getsignal(signal.SIGUSR1)
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return original(*arguments)
+
     helper = Helper()
-    monkeypatch.setattr(build, "_spawn", lambda _: None)
+    signal.signal(signal.SIGUSR1, late)
+    try:
+        monkeypatch.setattr(torch_private, where, interrupted)
+        with pytest.raises(TimeoutError):
+            helper.prepare(compiled_helper)
+        monkeypatch.setattr(torch_private, where, original)
+        assert helper.prepare(compiled_helper) is None
+        assert isinstance(helper.ops, TensorOps)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
+
+
+def test_it_is_compiled_and_loaded_once(tmp_path: Path) -> None:
+    helper = Helper()
+    with pytest.raises(AssertionError):
+        helper.ops  # noqa: B018 - nobody has asked for it
+
     assert helper.prepare(tmp_path) is None
-    for _ in range(3):
-        assert (helper.ops(pytest.fail), helper.reason) == (None, None)
-
-    shutil.copy(build.place(compiled_helper), build.place(tmp_path))
-
-    loaded(helper)
-
-
-def test_a_compiler_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    helper, notes = Helper(), list[str]()
-    monkeypatch.setattr(build, "_spawn", lambda _: None)
-    monkeypatch.setattr("pygraphd.client.replay.native.ffi.COMPILING_S", -1.0)
-    assert helper.prepare(tmp_path) is None
-
-    assert not any(helper.ops(notes.append) for _ in range(3))
-
-    assert notes == [f"compiled helper: {helper.reason}"]
-    assert "not compiled within" in notes[0]
+    ops = helper.ops
+    assert helper.prepare(tmp_path / "elsewhere") is None
+    assert helper.ops is ops
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_compiler_that_fails_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "false")
-    helper = Helper()
-    assert helper.prepare(tmp_path) is None
 
-    assert not helper.wait(60)
-
-    assert "could not be compiled" in str(helper.reason)
-    assert Helper().prepare(tmp_path) == helper.reason
+    assert Helper().prepare(tmp_path) == "false failed: it said nothing"
 
 
 def test_who_may_not_write_uses_what_is_there(compiled_helper: Path, tmp_path: Path) -> None:
-    helper = Helper()
-    assert helper.prepare(compiled_helper, may_compile=False) is None
-    loaded(helper)
+    assert Helper().prepare(compiled_helper, may_compile=False) is None
 
-    without = Helper()
-    assert "is not there" in str(without.prepare(tmp_path, may_compile=False))
-    assert without.ops(pytest.fail) is None
+    assert "is not there" in str(Helper().prepare(tmp_path, may_compile=False))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_loaded_is_told_once(tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_is_the_reason(tmp_path: Path) -> None:
     path = build.place(tmp_path)
     path.parent.mkdir(parents=True, mode=0o700)
     path.write_bytes(b"no machine code")
-    helper, notes = Helper(), list[str]()
-    assert helper.prepare(tmp_path) is None
 
-    for _ in range(3):
-        assert helper.ops(notes.append) is None
-
-    assert len(notes) == 1
-    assert "cannot be loaded" in notes[0]
+    assert "cannot be loaded" in str(Helper().prepare(tmp_path))
 
 
 def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
@@ -226,10 +204,10 @@ def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["default", "inference", "fake"])
-def test_where_tensors_are_found_out_whatever_modes_are_on(mode: str) -> None:
+def test_it_is_had_whatever_modes_are_on(compiled_helper: Path, mode: str) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     private_tensors._handle_offset.cache_clear()
+    torch_private.missing_for_helper.cache_clear()
     with {"default": torch.enable_grad, "inference": torch.inference_mode, "fake": FakeTensorMode}[mode]():
-        assert private_tensors._handle_offset() is not None
-        assert torch_private.missing_for_helper() is None
+        assert Helper().prepare(compiled_helper) is None

@@ -84,7 +84,7 @@ class Case:
 
     def call(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Call it, on the inputs that it was recorded with if none are given."""
-        outputs: tuple[torch.Tensor, ...] = self.replay(list(inputs or self.inputs))
+        outputs: tuple[torch.Tensor, ...] = self.replay.serve(list(inputs or self.inputs))[0]
         return outputs
 
     def expect(self, *, fused: int) -> None:
@@ -145,7 +145,7 @@ def test_inputs_that_are_no_tensors_are_told_as_ever(case: Case, wrong: Any) -> 
     inputs = [case.inputs[0], wrong]
 
     with pytest.raises(FallbackError, match=r"a replay failed: \w+Error"):
-        case.replay(inputs)
+        case.replay.serve(inputs)
 
     assert inputs == [case.inputs[0], wrong]
     case.expect(fused=4)
@@ -153,7 +153,7 @@ def test_inputs_that_are_no_tensors_are_told_as_ever(case: Case, wrong: Any) -> 
 
 def test_a_list_that_is_too_short_is_told_as_ever(case: Case) -> None:
     with pytest.raises(FallbackError, match="a replay failed: IndexError"):
-        case.replay(case.inputs[:1])
+        case.replay.serve(case.inputs[:1])
 
 
 @pytest.mark.parametrize("allocation", [1, 2])
@@ -163,7 +163,7 @@ def test_without_memory_nothing_is_kept_and_nothing_launched(case: Case, allocat
     case.blocks.fails_at = allocation
 
     with pytest.raises(torch.OutOfMemoryError, match="as said"):
-        case.replay(inputs)
+        case.replay.serve(inputs)
 
     assert len(inputs) == 2  # the call can run as KERNELS
     assert (case.blocks.held, case.replay.counts.replays) == (held, replays)
@@ -175,7 +175,7 @@ def test_a_launch_that_fails_is_told_and_leaves_nothing(case: Case) -> None:
     case.emulator.fail_at(1)
 
     with pytest.raises(DriverError, match="cuGraphLaunch"):
-        case.replay(inputs)
+        case.replay.serve(inputs)
 
     case.emulator.fail_at(0)
     assert len(inputs) == 2
@@ -202,7 +202,7 @@ def test_a_closed_replay_does_not_fit(case: Case) -> None:
 
 
 class RngCursor:
-    """Counts draws."""
+    """Stands in for the cursor of that name, and counts draws."""
 
     def __init__(self) -> None:
         from pygraphd.client.replay.stream_affinity import StreamAffinity
@@ -230,7 +230,7 @@ def drawing(case: Case) -> RngCursor:
     from pygraphd.client.replay.replay import drawing_launch
 
     cursor = RngCursor()
-    launch = drawing_launch(cursor, case.replay._launch_executable)
+    launch = drawing_launch(cursor, case.replay._launch_executable)  # type: ignore[arg-type] # it stands in for one
     case.replay._start = launch
     assert case.replay.fused is not None
     case.replay.fused.launch, case.replay.fused.expect = launch, cursor.affinity.expect
@@ -250,17 +250,17 @@ def test_what_draws_random_numbers_is_launched_by_what_advances_them(
     cursor, recorder = RngCursor(), Recorder(emulator, blocks)  # type: ignore[arg-type] # it gives out memory, too
     a, out = blocks.tensor(torch.ones(FLOATS)), recorder.arena.allocate(FLOATS)
     recorder.graph.scale(a, out, 2.0)
-    replay = recorder.built([a], [out], cursor=cursor).replay
+    replay = recorder.built([a], [out], cursor=cursor).replay  # type: ignore[arg-type] # it stands in for one
     for _ in range(8):
-        replay([a])
+        replay.serve([a])
     before = replay.counts.fused
 
-    replay([a])
+    replay.serve([a])
 
     assert replay.counts.fused == before + 1
     assert cursor.drawn == replay.counts.replays == 9
     replay.forget_random_numbers()
-    replay([a])
+    replay.serve([a])
     assert replay.counts.fused == before + 2
     assert cursor.drawn == 9
     replay.close()
@@ -291,7 +291,7 @@ def test_what_was_drawn_for_a_launch_that_failed_is_taken_back(case: Case) -> No
     case.emulator.fail_at(1)
 
     with pytest.raises(DriverError, match="cuGraphLaunch"):
-        case.replay(list(case.inputs))
+        case.replay.serve(list(case.inputs))
 
     case.emulator.fail_at(0)
     assert (cursor.drawn, cursor.taken_back) == (1, 1)
@@ -303,7 +303,7 @@ def test_a_stream_that_may_not_be_left_is_told(case: Case) -> None:
     inputs = list(case.inputs)
 
     with pytest.raises(FallbackError, match="on another stream"):
-        case.replay(inputs)
+        case.replay.serve(inputs)
 
     assert (len(inputs), cursor.drawn) == (2, 0)
 
