@@ -341,14 +341,14 @@ class SizedEntry:
 class SizesAnswer:
     """The sizes that were found, the most used first. It repeats environment and graph, so that a stray answer is recognised.
 
-    `complete`: a lookup would find no further ones now.
+    Shipped ones are not among them, which a lookup finds; clients of earlier versions look for others unless an answer is `complete`.
     """
 
     environment: str
     version: str
     graph: str
     entries: tuple[SizedEntry, ...]
-    complete: bool = True
+    complete: bool = False
 
     def __post_init__(self) -> None:
         check_digest("environment", self.environment)

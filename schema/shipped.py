@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 from pygraphd.schema import policy
 from pygraphd.schema.checks import InvalidMessageError
 from pygraphd.schema.keys import KEY_VERSION
-from pygraphd.schema.messages import Deployment, Entry, LookupRequest, SizedEntry, portions, read
+from pygraphd.schema.messages import Deployment, Entry, LookupRequest, read
 from pygraphd.schema.ownership import open_regular
 from pygraphd.schema.portable import FORMAT_VERSION, MAX_LINE_BYTES, Header, Portable, json_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
     from typing import BinaryIO
 
-    from pygraphd.schema.messages import Decision, SizesRequest
+    from pygraphd.schema.messages import Decision
 
 VARIABLE = "PYGRAPHD_SHIPPED"
 PACKAGE, NONE = "package", "none"
@@ -37,7 +37,6 @@ MAX_SHIPPED_ENTRIES = 100_000
 _WORDS = dict.fromkeys(("", "1", "on", "true", "yes", PACKAGE), PACKAGE)
 _WORDS |= dict.fromkeys(("0", "off", "false", "no", NONE), NONE)
 _DIGEST = re.compile(rb'"digest": ?"([0-9a-f]{64})"')
-_WHOLE = re.compile(rb'"whole": ?"([0-9a-f]{64})"')
 
 Key = tuple[str, str]
 """(environment digest, graph digest)."""
@@ -94,8 +93,6 @@ class Shipped:
     problems: tuple[str, ...] = ()
     graphs: frozenset[str] = frozenset()
     """The graphs of all environments."""
-    sized: dict[Key, list[ShippedDecision]] = field(default_factory=dict)
-    """Those of `known` at dynamic sizes, by environment and graph without sizes."""
 
     def for_unanswered(self, request: LookupRequest, answered: Collection[str]) -> list[ShippedDecision]:
         """Return the shipped decisions for those graphs of a request that are not among the `answered`."""
@@ -105,20 +102,6 @@ class Shipped:
             self.known.get((request.environment, each)) for each in request.graphs if each not in answered
         )
         return [each for each in found if each is not None]
-
-    def sizes(
-        self, request: SizesRequest, own: Callable[[LookupRequest], Iterable[Entry]]
-    ) -> list[SizedEntry]:
-        """Return the shipped sizes of a graph, but those that the cache answers itself: `own` returns its entries."""
-        found = self.sized.get((request.environment, request.graph), [])
-        better: set[str] = set()
-        for some in portions([each.entry.graph for each in found]):
-            better |= answered(own(LookupRequest(request.environment, tuple(some))))
-        return [
-            SizedEntry(each.row.record.graph.sizes, each.entry)
-            for each in found
-            if each.entry.graph not in better
-        ]
 
 
 def answered(own: Iterable[Entry]) -> set[str]:
@@ -131,19 +114,12 @@ def is_unmeasured(decision: Decision, measured_at: float | None) -> bool:
     return not decision.final and measured_at is None
 
 
-def load(
-    where: Path | None, graphs: Collection[str] | None = None, *, sizes_of: str | None = None
-) -> Shipped:
-    """Read the exports in a folder; `graphs`: only their entries; `sizes_of`: only those of this graph's sizes.
-
-    Raises nothing: see `Shipped.problems`.
-    """
+def load(where: Path | None, graphs: Collection[str] | None = None) -> Shipped:
+    """Read the exports in a folder; `graphs`: only their entries. Raises nothing: see `Shipped.problems`."""
     known: dict[Key, ShippedDecision] = {}
     is_missing = where is not None and where != folder(PACKAGE) and not where.is_dir()
     problems = [f"{where}: is no folder, so nothing of it is used: see {VARIABLE}"] if is_missing else []
-    wanted = None if graphs is None else _Wanted(_DIGEST, frozenset(map(str.encode, graphs)))
-    if sizes_of is not None:
-        wanted = _Wanted(_WHOLE, frozenset({sizes_of.encode()}))
+    wanted = None if graphs is None else frozenset(map(str.encode, graphs))
     for file in _files(where):
         try:
             found = {row.key: each for row in _rows(file, wanted) if (each := _known(row)) is not None}
@@ -154,24 +130,7 @@ def load(
         else:
             # Only here, behind the last line: of a file that is cut off or damaged, nothing counts.
             known |= found
-    sized: dict[Key, list[ShippedDecision]] = {}
-    for (environment, _), each in known.items():
-        if (whole := each.row.record.graph.whole) is not None:
-            sized.setdefault((environment, whole), []).append(each)
-    return Shipped(known, tuple(problems), frozenset(graph for _, graph in known), sized)
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """The lines that are wanted: in which the digest that `pattern` finds is one of some."""
-
-    pattern: re.Pattern[bytes]
-    digests: frozenset[bytes]
-
-    def __contains__(self, line: bytes) -> bool:
-        found = self.pattern.search(line)
-        # A line without any is one that is not valid, which is to be said, or has no sizes.
-        return self.pattern is _DIGEST if found is None else found[1] in self.digests
+    return Shipped(known, tuple(problems), frozenset(graph for _, graph in known))
 
 
 def _files(where: Path | None) -> list[Path]:
@@ -180,7 +139,7 @@ def _files(where: Path | None) -> list[Path]:
     return [] if where is None else sorted(where.glob("*.jsonl"))
 
 
-def _rows(file: Path, wanted: _Wanted | None) -> Iterator[Portable]:
+def _rows(file: Path, wanted: frozenset[bytes] | None) -> Iterator[Portable]:
     with os.fdopen(open_regular(file, follow=True), "rb") as stream:
         for number in range(2, _header(stream).entries + 2):
             try:
@@ -203,13 +162,15 @@ def _header(stream: BinaryIO) -> Header:
     return header
 
 
-def _line(stream: BinaryIO, wanted: _Wanted | None) -> object:
+def _line(stream: BinaryIO, wanted: frozenset[bytes] | None) -> object:
     """Return the next line's value, None if it has none of the wanted graphs; a digest is found much sooner than JSON is read."""
     if wanted is None:
         return json_line(stream)
     begin = stream.tell()
-    if stream.readline(MAX_LINE_BYTES + 1) not in wanted:
+    found = _DIGEST.search(stream.readline(MAX_LINE_BYTES + 1))
+    if found is not None and found[1] not in wanted:
         return None
+    # A line without a digest is not valid, which is to be said.
     stream.seek(begin)
     return json_line(stream)
 

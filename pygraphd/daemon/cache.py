@@ -148,14 +148,9 @@ class Cache:
         for _ in range(2):  # as in `lookup`
             if self._may_be_spooled():
                 await asyncio.wait({self._ingestion()}, timeout=_SPOOL_S / 2)
-        if self._loading is not None:
-            await asyncio.wait({self._loading}, timeout=_SPOOL_S)
-        read = await self._run(self._reading, self._find_sizes, request)
+        found = await self._run(self._reading, self._find_sizes, request)
         self.counters.lookups += 1  # entries are hit when a program says which ones it used
-        found = () if read is None else (*read[0], *read[1])
-        unread = read is None or self._loading is not None or self._may_be_spooled() or self.team.is_used
-        complete = not unread and len(found) < request.most
-        return SizesAnswer(request.environment, VERSION, request.graph, found[: request.most], complete)
+        return SizesAnswer(request.environment, VERSION, request.graph, found)
 
     async def ship(self, setting: str) -> None:
         """Read the exports that a setting asks for, on a thread of its own; lookups wait for it, but not for long."""
@@ -420,9 +415,9 @@ class Cache:
         found = self._read(reader, lambda: reader.find(request))
         return found or Found(request, missing=dict.fromkeys(request.graphs, "unreadable"))
 
-    def _find_sizes(self, request: SizesRequest) -> tuple[list[SizedEntry], list[SizedEntry]] | None:
-        reader, shipped = self._large_reader, self.shipped
-        return self._read(reader, lambda: reader.sizes(request, shipped))
+    def _find_sizes(self, request: SizesRequest) -> tuple[SizedEntry, ...]:
+        reader = self._large_reader
+        return self._read(reader, lambda: reader.sizes(request)) or ()
 
     def _read(self, reader: Reader, action: Callable[[], _T]) -> _T | None:
         """Return what `action` reads; None if the database cannot be read, which is noted."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from pygraphd.daemon.answers import Found
     from pygraphd.schema.messages import LookupRequest, SizedEntry, SizesRequest
-    from pygraphd.schema.shipped import Shipped
 
 _CACHE_KIB = 8_192
 """Enough for the inner pages of a million entries' indices, which SQLite's own 2 MB would read again and again."""
@@ -38,13 +37,10 @@ class Reader:
             found.missing[graph] = "other_environment" if graph in elsewhere else "unknown"
         return found
 
-    def sizes(self, request: SizesRequest, shipped: Shipped) -> tuple[list[SizedEntry], list[SizedEntry]]:
-        """Return the sizes of a graph that are there, the most used first, and those that were shipped. Raises sqlite3.Error."""
+    def sizes(self, request: SizesRequest) -> tuple[SizedEntry, ...]:
+        """Return the sizes of a graph that are there, the most used first. Raises sqlite3.Error."""
         connection = self._connected()
-        if connection is None:
-            return [], shipped.sizes(request, lambda _asked: ())
-        own = offline.select_sizes(connection, request)
-        return list(own), shipped.sizes(request, lambda asked: offline.select_entries(connection, asked))
+        return () if connection is None else offline.select_sizes(connection, request)
 
     def _connected(self) -> sqlite3.Connection | None:
         """Return the connection to the file that is there now; None if there is none."""

@@ -1,4 +1,4 @@
-"""The decided sizes of a graph are found by the graph, most used first, whatever lies in the database and in the exports."""
+"""The decided sizes of a graph are found by the graph, most used first, whatever lies in the database."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pygraphd.daemon.store import Store
-from pygraphd.schema import messages, offline, shipped
-from pygraphd.schema.messages import MAX_REQUEST_GRAPHS, Entry, Origin, RecordRequest
-from pygraphd.schema.portable import Portable
+from pygraphd.schema import messages, offline
+from pygraphd.schema.messages import MAX_REQUEST_GRAPHS, Origin, RecordRequest
 from tests.support.forged_database import copy_without_types
-from tests.support.shipped_rows import written
 from tests.support.sized_records import HERE, WHOLE, asked, first_sizes, sized_record, sized_request
 
 if TYPE_CHECKING:
@@ -109,39 +105,3 @@ def test_an_answer_with_the_most_and_longest_sizes_fits_into_a_body() -> None:
     answer = messages.encode(messages.SizesAnswer(HERE.digest(), "1", WHOLE.digest, entries))
 
     assert len(answer) < messages.MAX_BODY_BYTES
-
-
-# --- sizes that were shipped ---
-
-
-def export(folder: Path, *each: int) -> None:
-    rows = [Portable(HERE, Origin("lab", "0.1.0"), record, 1e9) for record in map(sized_record, each)]
-    rows.append(Portable(OTHER, Origin("lab", "0.1.0"), sized_record(128), 1e9))
-    rows.append(
-        Portable(HERE, Origin("lab", "0.1.0"), dataclasses.replace(sized_record(8), graph=WHOLE), 1e9)
-    )
-    written(folder, *rows)
-
-
-@given(st.lists(st.sampled_from([8, 16, 24]), unique=True))
-def test_shipped_sizes_rank_below_those_that_the_cache_answers(own: list[int]) -> None:
-    rows = {size: Portable(HERE, Origin("lab", "1"), sized_record(size), 1e9) for size in (8, 16, 24)}
-    known = {row.key: shipped.ShippedDecision(row, row.entry()) for row in rows.values()}
-    sized = {(HERE.digest(), WHOLE.digest): list(known.values())}
-
-    def entries(request: messages.LookupRequest) -> list[Entry]:
-        return [rows[size].entry() for size in own if digest(size) in request.graphs]
-
-    found = shipped.Shipped(known, sized=sized).sizes(asked(), entries)
-
-    assert first_sizes(found) == [size for size in (8, 16, 24) if size not in own]
-
-
-def test_of_exports_only_the_sizes_that_are_asked_for_are_read(tmp_path: Path) -> None:
-    export(tmp_path, 8, 16)
-
-    read = shipped.load(tmp_path, sizes_of=WHOLE.digest)
-
-    assert first_sizes(read.sizes(asked(), lambda _asked: ())) == [8, 16]
-    assert len(read.known) == 3  # with that of another environment
-    assert shipped.load(tmp_path).sized == read.sized
