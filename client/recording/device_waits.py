@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 GPU_WAITS = "the GPU does not end its work, and may wait for another rank or the host"
 BACKLOG_S = 5.0
-"""Seconds in which the current stream has to end its work, and then without other ranks the other streams theirs."""
+"""Seconds in which the current stream has to end its work."""
 POLL_S = 0.0005
 OTHER_STREAMS_S = 0.25
-"""Seconds in which the other streams have to end theirs with other ranks. Work that takes longer probably waits for one."""
+"""Seconds in which the other streams have to end theirs after that. Work that takes longer probably waits for another rank."""
+ALONE_S = 1.0
+"""The same without other ranks, where it may also be the work of other threads."""
 WAITS_S = 5.0
 """Seconds for which the device is not asked again after that."""
 
@@ -37,13 +39,13 @@ class DeviceWaits:
         """The time of `time.monotonic` before which the device is taken to wait still."""
 
     def may_wait(self) -> bool:
-        """Return whether all work of the device ends soon. Takes up to 10 s, and without other ranks the time of another thread's capture."""
+        """Return whether all work of the device ends soon. Takes up to 6 s, and without other ranks the time of another thread's capture."""
         if time.monotonic() < self._waits_until:
             return False
         # To wait for the device would end another thread's capture.
         if not has_other_ranks():
             with self._capturing:
-                return self._ask(BACKLOG_S)
+                return self._ask(ALONE_S)
         # Other ranks may need this thread before such a capture ends.
         if not self._capturing.acquire(blocking=False):
             return False

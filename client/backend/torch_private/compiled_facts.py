@@ -148,7 +148,7 @@ def facts(
         returned_sizes=returned_sizes(code, text) if graph_kwargs["is_backward"] else None,
         uses_streams=uses_streams,
         reads_sizes=reads_sizes(code),
-        switches=switches_of(code),
+        switches=switches_of(code, is_backward=graph_kwargs["is_backward"]),
         is_captured_by_others=others_capture(),
         may_draw=may_draw(overloads),
         is_split=is_split,

@@ -9,6 +9,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend import torch_private
+from pygraphd.client.backend.torch_private.library_switches import switches_of
 from pygraphd.client.recording.call_conditions import FLAGGED, OBSERVED, SWITCHED, CallConditions
 from tests.support.recording_case import Case, Operations, add, case
 
@@ -88,16 +89,54 @@ def test_a_recording_serves_no_call_under_other_settings_of_a_library(
         ("buf0 = extern_kernels.convolution(arg0, arg1)", "cudnn.enabled"),
         ("buf0 = torch.ops.aten._cudnn_rnn.default(arg0)", "cudnn.enabled"),
         ("extern_kernels.addmm(arg0, arg1, arg2, out=buf0)", "cuda.matmul.allow_fp16_accumulation"),
+        ("AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_convolution(arg0, arg1, &buf0));", "cudnn.enabled"),
     ],
 )
 def test_settings_are_those_of_the_libraries_that_are_called(code: str, first: str) -> None:
-    from pygraphd.client.backend.torch_private.library_switches import switches_of
-
-    names = switches_of(code)
+    names = switches_of(code, is_backward=False)
 
     assert names[0] == first
     assert len(torch_private.switches(names)) == len(names)  # this torch tells them all
-    assert switches_of("triton_poi_fused_convolution_0.run(arg0, stream=stream0)") == ()
+    assert "deterministic_algorithms" not in names  # Dynamo compiles a forward again
+
+
+@pytest.mark.parametrize("is_backward", [False, True])
+def test_code_without_library_calls_depends_on_no_settings(is_backward: bool) -> None:
+    code = "# Original ATen: [aten.mm, aten.convolution]\ntriton_poi_fused_convolution_0.run(arg0, stream=stream0)"
+    assert switches_of(code, is_backward=is_backward) == ()
+
+
+@pytest.mark.parametrize(
+    ("code", "of_cublas"),
+    [("extern_kernels.mm(arg0, arg1, out=buf0)", True), ("aten.index_put_(buf0, [arg1], arg0, True)", False)],
+)
+def test_a_backward_depends_on_settings_that_are_read_before_the_forward_alone(
+    case: Case, code: str, of_cublas: bool
+) -> None:
+    names = switches_of(code, is_backward=True)
+    assert ("cuda.matmul.allow_tf32" in names) is of_cublas
+    assert len(torch_private.switches(names)) == len(names)  # this torch tells them all
+
+    made = case.made(add, GraphFacts(switches=names))
+    for _ in range(3):
+        assert made.run([case.floats(1), case.floats(2)])[0].tolist() == [3]
+    before = served(made)
+    matmul: Any = torch.backends.cuda.matmul
+    allowed = matmul.allow_tf32
+    try:
+        torch.use_deterministic_algorithms(True)
+        made.run([case.floats(1), case.floats(2)])
+        torch.use_deterministic_algorithms(False)
+        matmul.allow_tf32 = not allowed
+        made.run([case.floats(1), case.floats(2)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+        matmul.allow_tf32 = allowed
+    served_one = not of_cublas
+    assert (served(made), case.report.fallbacks[SWITCHED]) == (before + served_one, 2 - served_one)
+    before = served(made)
+    made.run([case.floats(1), case.floats(2)])
+    assert served(made) == before + 1
 
 
 @pytest.mark.parametrize("way", range(2), ids=["helper", "Python"])

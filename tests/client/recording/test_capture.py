@@ -367,6 +367,7 @@ def test_memory_is_not_given_back_while_the_gpu_may_wait_for_another_rank_or_the
     counts = AllocatorCounts(0, 1 << 30, 0, 0, 0)
     monkeypatch.setattr(device_waits, "has_other_ranks", lambda: ranks)
     monkeypatch.setattr(device_waits, "BACKLOG_S", 0.1)
+    monkeypatch.setattr(device_waits, "ALONE_S", 0.1)
     monkeypatch.setattr(device_waits, "WAITS_S", 0.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: over.wait())
     monkeypatch.setattr(CudaRecorder, "mark", lambda _: Event(questions))
