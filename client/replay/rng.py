@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from pygraphd.client.backend.driver import WORD_VALUE, WORD_WRITE, DriverError, MemoryType, word_writes
-from pygraphd.client.backend.errors import LayoutMismatch, LayoutMismatchError
+from pygraphd.client.backend.errors import DisturbedError, LayoutMismatch, LayoutMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from pygraphd.client.backend.driver import Driver
     from pygraphd.client.replay.stream_affinity import StreamAffinity
+
+DRAWN_BESIDE = "another thread drew random numbers while it was recorded"
 
 _ROUNDS = 2
 _ADVANCES = 3
@@ -56,6 +58,42 @@ class Generators:
         for generator, its in zip(self._each, offset, strict=True):
             if generator.get_offset() != its:
                 generator.set_offset(its)
+
+
+class _Watch:
+    """Sets generators back to where they began, unless another thread has drawn from them: its numbers would be drawn again."""
+
+    def __init__(self, generators: Generators) -> None:
+        self._generators = generators
+        self.began = self._left = generators.get_offset()
+        self._by: Any = None
+        self.is_disturbed = False
+        """Whether another thread has drawn."""
+
+    def replay(self, graph: torch.cuda.CUDAGraph) -> tuple[Any, Any]:
+        """Replay a graph, which advances the generators by as much each time; return their offsets before and after."""
+        before = self._generators.get_offset()
+        self.is_disturbed |= before != self._left
+        try:
+            graph.replay()
+        finally:
+            self._left = self._generators.get_offset()
+        by = tuple(end - begin for begin, end in zip(before, self._left, strict=True))
+        self._by = self._by or by
+        self.is_disturbed |= by != self._by
+        return before, self._left
+
+    def advance(self, generator: torch.Generator, by: int) -> None:
+        """Advance a generator by more than a launch would."""
+        generator.set_offset(generator.get_offset() + by)
+        self._left = self._generators.get_offset()
+
+    def set_back(self) -> None:
+        """Set the generators back if nobody else has drawn."""
+        self.is_disturbed |= self._generators.get_offset() != self._left
+        if not self.is_disturbed:
+            self._generators.set_offset(self.began)
+            self._left = self.began
 
 
 def generators_in(inputs: Sequence[Any]) -> dict[int, torch.Generator]:
@@ -177,8 +215,8 @@ class RngCursor:
     def learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
         """Find the addresses of the state among `addresses`; if that is ambiguous, PyTorch goes on to write it.
 
-        Return whether random numbers are drawn at all. The generators are set back, and nobody else may draw from them meanwhile.
-        Raises `FallbackError` if the state is in use on another stream.
+        Return whether random numbers are drawn at all. The generators are set back. Raises `FallbackError` if the state is in use on
+        another stream, or if another thread has drawn meanwhile; then they stay as they are.
         """
         with self.affinity.held():
             is_new = self.affinity.enter(stream)
@@ -189,49 +227,51 @@ class RngCursor:
         return draws
 
     def _learn(self, addresses: Callable[[], Collection[int]], stream: int) -> bool:
-        began, draws = self._all.get_offset(), True  # as far as is known, should a replay fail
+        watch, draws = _Watch(self._all), True  # as far as is known, should a replay fail
         try:
-            draws = self._draws()
+            draws = self._draws(watch)
             if draws:
                 with self._driver.relaxed():
                     aligned = [each for each in set(addresses()) if each > 0 and each % _WORD == 0]
                     type_at = self._driver.memory_type
                     # To read a word that is no address would fail, and end the search.
-                    self._state = self._find([each for each in aligned if type_at(each) is MemoryType.DEVICE])
+                    self._state = self._find(
+                        [each for each in aligned if type_at(each) is MemoryType.DEVICE], watch
+                    )
                     if self._state is not None:
                         # Not every driver lets a stream write.
-                        self._all.set_offset(began)
-                        self.advance(stream)
+                        watch.set_back()
+                        self.take_back(self.advance(stream))
         except DriverError:
             self._state = None
         finally:
             if draws:
-                self._all.set_offset(began)
+                watch.set_back()
+        if draws and watch.is_disturbed:
+            raise DisturbedError(DRAWN_BESIDE)
         return draws
 
-    def _draws(self) -> bool:
+    def _draws(self, watch: _Watch) -> bool:
         """Return whether each of several replays has advanced a generator: a single one, beside another thread that draws, may seem to."""
         for _ in range(_ADVANCES):
-            before = self._all.get_offset()
-            self._graph.replay()
-            if self._all.get_offset() == before:
+            before, after = watch.replay(self._graph)
+            if before == after:
                 return False
         return True
 
-    def _find(self, addresses: list[int]) -> _State | None:
+    def _find(self, addresses: list[int], watch: _Watch) -> _State | None:
         """Return the address of each generator's state, found by the values that PyTorch writes there; None if it is ambiguous."""
         everyone = (self._generator, *self._further)
         for number, each in enumerate(self._further, start=1):
-            each.set_offset(each.get_offset() + number * _APART)  # they may have come equally far
+            watch.advance(each, number * _APART)  # they may have come equally far
         candidates: list[tuple[set[int], set[int]]] = [(set(addresses), set(addresses)) for _ in everyone]
         advances = [0] * len(everyone)
         # The offset is another one in the second round, and a word that held it by chance does not follow.
         for _ in range(_ROUNDS):
-            offsets = self._all.get_offset()
-            self._graph.replay()
+            offsets, ends = watch.replay(self._graph)
             self._synchronize()
             words = {address: self._driver.read_word(address) for address in addresses}
-            advances = [end - begin for begin, end in zip(offsets, self._all.get_offset(), strict=True)]
+            advances = [end - begin for begin, end in zip(offsets, ends, strict=True)]
             for each, offset, (seed_at, offset_at) in zip(everyone, offsets, candidates, strict=True):
                 seed_at.intersection_update(a for a in addresses if words[a] == each.initial_seed())
                 offset_at.intersection_update(a for a in addresses if words[a] == offset)

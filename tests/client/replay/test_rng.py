@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import FallbackError, LayoutMismatch, LayoutMismatchError
+from pygraphd.client.backend.errors import DisturbedError, FallbackError, LayoutMismatch, LayoutMismatchError
 from pygraphd.client.replay.relocation_table import SegmentRange, Span, outside
 from pygraphd.client.replay.rng import RngCursor
 from pygraphd.client.replay.stream_affinity import StreamAffinity
@@ -284,6 +284,40 @@ def test_a_replay_that_fails_has_drawn_nothing(emulator: Emulator, replay: int) 
     with pytest.raises(RuntimeError):
         case.learn(SEED, OFFSET)
     assert case.generator.offset == 100
+
+
+@pytest.mark.parametrize("where", ["before a replay", "in a replay", "after the last one"])
+@pytest.mark.parametrize("replay", [1, 3, 5])
+def test_what_another_thread_has_drawn_meanwhile_is_not_drawn_again(
+    emulator: Emulator, replay: int, where: str
+) -> None:
+    case = Case(emulator, offset=100)
+    original, others = case.graph.replay, list[range]()
+
+    def draw() -> None:
+        others.append(range(case.generator.offset, case.generator.offset + 4))
+        case.generator.offset += 4
+
+    def beside() -> None:
+        original()
+        if case.graph.replays == replay and where == "in a replay":
+            draw()
+
+    def waiting() -> None:
+        if case.graph.replays == 5 and where == "after the last one":
+            draw()
+
+    case.graph.replay = beside  # type: ignore[method-assign]
+    case.cursor._synchronize = waiting
+    if where == "before a replay":
+        get = case.cursor._all.get_offset
+        asked = iter(range(1, 100))
+        case.cursor._all.get_offset = lambda: (draw() if next(asked) == 2 * replay else None, get())[1]  # type: ignore[method-assign]
+
+    with pytest.raises(DisturbedError):
+        case.learn(SEED, OFFSET)
+    assert others
+    assert case.generator.offset >= max(each.stop for each in others)
 
 
 @pytest.mark.parametrize("replay", [1, 2])
