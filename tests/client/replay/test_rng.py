@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -310,9 +311,14 @@ def test_what_another_thread_has_drawn_meanwhile_is_not_drawn_again(
     case.graph.replay = beside  # type: ignore[method-assign]
     case.cursor._synchronize = waiting
     if where == "before a replay":
-        get = case.cursor._all.get_offset
-        asked = iter(range(1, 100))
-        case.cursor._all.get_offset = lambda: (draw() if next(asked) == 2 * replay else None, get())[1]  # type: ignore[method-assign]
+        get, asked = case.cursor._all.get_offset, itertools.count(1)
+
+        def draw_and_get() -> Any:
+            if next(asked) == 2 * replay:
+                draw()
+            return get()
+
+        case.cursor._all.get_offset = draw_and_get  # type: ignore[method-assign]
 
     with pytest.raises(DisturbedError):
         case.learn(SEED, OFFSET)
