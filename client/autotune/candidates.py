@@ -33,7 +33,7 @@ class RecordingsLike(Protocol):
 
     @property
     def replayed(self) -> int:
-        """The number of calls that the present recordings have served."""
+        """The number of calls that recordings have served."""
 
     @property
     def run(self) -> Runnable:

@@ -84,7 +84,8 @@ class Devices:
         """Return the recorder of a GPU; None, and a failure in the report, where nothing can be recorded."""
         # None is remembered as well, so that a failure is counted once.
         if device_index not in self._recorders:
-            self._recorders[device_index] = self._recorder(device_index)
+            made = self._recorder(device_index)
+            self._recorders.setdefault(device_index, made)  # another thread may have made one meanwhile
         return self._recorders[device_index]
 
     def _recorder(self, device_index: int) -> CudaRecorder | None:

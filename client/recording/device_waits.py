@@ -25,7 +25,8 @@ OTHER_STREAMS_S = 0.25
 ALONE_S = 1.0
 """The same without other ranks, where it may also be the work of other threads."""
 WAITS_S = 5.0
-"""Seconds for which the device is not asked again after that."""
+"""Seconds for which the device is not asked again after that: twice as many each time, up to `MAX_DOUBLINGS`."""
+MAX_DOUBLINGS = 6
 
 
 class DeviceWaits:
@@ -35,6 +36,7 @@ class DeviceWaits:
         """Ask about the device of `recorder`; `capturing` is held by whoever captures in this process."""
         self._recorder = recorder
         self._capturing = capturing
+        self._failures = 0
         self._waits_until = 0.0
         """The time of `time.monotonic` before which the device is taken to wait still."""
 
@@ -60,7 +62,10 @@ class DeviceWaits:
             return False
         with self._recorder.beside_captures():
             is_idle = self._ends_soon(other_streams_s)
-        self._waits_until = 0.0 if is_idle else time.monotonic() + WAITS_S
+        self._waits_until = (
+            0.0 if is_idle else time.monotonic() + WAITS_S * 2 ** min(self._failures, MAX_DOUBLINGS)
+        )
+        self._failures = 0 if is_idle else self._failures + 1
         return is_idle
 
     def _ends_soon(self, other_streams_s: float) -> bool:

@@ -51,6 +51,8 @@ class RecordingsBySize:
         self._fused: dict[Size, Fused] = {}
         """The recordings that the compiled helper serves, by size."""
         self._is_closed = False
+        self._replays_gone = 0
+        """Calls that recordings have served which are gone."""
         self._changing = threading.RLock()
         """Guards `_slots` and their recordings; held only while they change. A signal handler may call a graph meanwhile."""
 
@@ -97,6 +99,7 @@ class RecordingsBySize:
     def _destroy(self, replay: Replay | None) -> None:
         if replay is not None:
             replay.close()
+            self._replays_gone += replay.counts.replays
             self._scratch.remove(replay)
 
     def close(self) -> None:
@@ -167,8 +170,8 @@ class RecordingsBySize:
 
     @property
     def replayed(self) -> int:
-        """The number of calls that the present recordings have served."""
-        return sum(each.counts.replays for each in self.replays)
+        """The number of calls that recordings have served."""
+        return self._replays_gone + sum(each.counts.replays for each in self.replays)
 
     @property
     def replays(self) -> tuple[Replay, ...]:

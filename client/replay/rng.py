@@ -85,6 +85,7 @@ class _Watch:
 
     def advance(self, generator: torch.Generator, by: int) -> None:
         """Advance a generator by more than a launch would."""
+        self.is_disturbed |= self._generators.get_offset() != self._left
         generator.set_offset(generator.get_offset() + by)
         self._left = self._generators.get_offset()
 

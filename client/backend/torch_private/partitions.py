@@ -35,6 +35,8 @@ class _Splitting(threading.local):
     """The host operators that the graph is split around, each as `namespace::operator`."""
     is_on = False
     """Whether Inductor is to split the graph as it does in modes with CUDA graphs."""
+    is_reordering = False
+    """Whether Inductor moves nodes that it splits around, to have fewer partitions."""
 
 
 _splitting = _Splitting()
@@ -54,9 +56,11 @@ def split_graphs(vouched: frozenset[str]) -> Callable[[], None]:
     code = str(module.get_hash_for_files((*passes.FILES, vouched_operators.__file__)))
     # First: from here on, keys in Inductor's caches tell split graphs from the others.
     before, passes.split_by = passes.split_by, (code, *sorted(vouched))
+    scheduler: Any = importlib.import_module("torch._inductor.scheduler").Scheduler
     undo = [
         _around(importlib.import_module("torch._inductor.graph").GraphLowering, "codegen", _splitting_codegen(vouched)),
-        _around(importlib.import_module("torch._inductor.scheduler").Scheduler, "should_partition", _split_here),
+        _around(scheduler, "should_partition", _split_here),
+        _around(scheduler, "reorder_for_partition_with_simple_dependency", _reorder),
         _pretend_to_wrap(),
     ]  # fmt: skip
 
@@ -118,12 +122,10 @@ def _split_here(
     original: Callable[..., Any], scheduler: Any, node: Any, *arguments: Any, **named: Any
 ) -> Any:
     """Stand in for `Scheduler.should_partition`, which returns a truth value up to torch 2.12, and a reason later."""
-    called = getattr(node, "node", None)
-    if isinstance(called, _several_outputs()):
-        # Apart from its call it would be in the next partition, which then were given all outputs as a tuple.
-        called = called.inputs[0]
-        called = getattr(called, "data", called)
-    operator = getattr(called, "op_overload", None)
+    # Where nodes are moved, outputs would go to the end of the graph, and keep their call's others alive.
+    if not _splitting.is_reordering:
+        node = _call_of(scheduler, node)
+    operator = getattr(getattr(node, "node", None), "op_overload", None)
     name = operator._schema.name if isinstance(operator, torch._ops.OpOverload) else None
     if name in _splitting.operators:
         returns = str(getattr(original, "__annotations__", {}).get("return", ""))
@@ -131,9 +133,26 @@ def _split_here(
     return original(scheduler, node, *arguments, **named)
 
 
-def _several_outputs() -> Any:
-    """Return Inductor's class of one of several outputs of a call."""
-    return importlib.import_module("torch._inductor.ir").MultiOutput
+def _call_of(scheduler: Any, node: Any) -> Any:
+    """Return the node of the call of which a node is one of several outputs; other nodes as they are.
+
+    Apart from its call, an output would be in the next partition, which then were given all of them as a tuple.
+    """
+    try:
+        output = node.node
+        if isinstance(output, importlib.import_module("torch._inductor.ir").MultiOutput):
+            return scheduler.name_to_buf[output.inputs[0].get_name()].defining_op or node
+    except Exception:  # noqa: BLE001 - within the user's compilation: that partition is not recorded
+        pass
+    return node
+
+
+def _reorder(original: Callable[..., Any], scheduler: Any, *arguments: Any, **named: Any) -> Any:
+    outer, _splitting.is_reordering = _splitting.is_reordering, True
+    try:
+        return original(scheduler, *arguments, **named)
+    finally:
+        _splitting.is_reordering = outer
 
 
 def _pretend_to_wrap() -> Callable[[], None]:

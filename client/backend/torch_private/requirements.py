@@ -55,7 +55,7 @@ REQUIRED_FOR: dict[Part, Names] = {
     "partitions": {
         "torch._inductor.graph": ("GraphLowering.codegen",),
         "torch._inductor.ir": ("MultiOutput",),
-        "torch._inductor.scheduler": ("Scheduler.should_partition",),
+        "torch._inductor.scheduler": ("Scheduler.should_partition", "Scheduler.reorder_for_partition_with_simple_dependency"),
         "torch._inductor.utils": ("CUDAGraphWrapper.wrapper", "_unstable_customized_partition_wrapper"),
         "torch._inductor.virtualized": ("V.aot_compilation",),
         "torch._ops": ("HigherOrderOperator",),

@@ -13,11 +13,13 @@ import os
 import secrets
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from pygraphd.client.common.signals import raised_by_handler
 from pygraphd.schema.ownership import refuse_planted
@@ -74,18 +76,12 @@ def _compile(command: Sequence[str], path: Path) -> str | None:
     # Other processes may be at it as well. Each has a file of its own, and the last one's stays.
     part = path.with_name(f".{secrets.token_hex(8)}.{path.name}")
     try:
-        # In a session of its own: Ctrl-C is for the program, which may go on after it.
-        done = subprocess.run(
-            [*command, "-o", part],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-            start_new_session=True,
-        )
-        # The status is lost, and 0, where the program waits for all children, in a thread or a handler of signals.
-        if done.returncode or not part.exists():
-            return f"{command[0]} failed: {_gist(done.stderr)}"
+        with tempfile.TemporaryFile() as messages:
+            status = _run([*command, "-o", str(part)], messages)
+            messages.seek(0)
+            # The status is lost, and 0, where the program waits for all children, in a thread or a handler of signals.
+            if status or not part.exists():
+                return f"{command[0]} failed: {_gist(messages.read())}"
         part.chmod(0o700)  # whatever the umask: see `_not_ours`
         part.replace(path)
     except subprocess.TimeoutExpired:
@@ -93,6 +89,21 @@ def _compile(command: Sequence[str], path: Path) -> str | None:
     finally:
         part.unlink(missing_ok=True)
     return None
+
+
+def _run(command: Sequence[str], messages: IO[bytes]) -> int:
+    # In a session of its own: Ctrl-C is for the program, which may go on after it.
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, start_new_session=True
+    )
+    try:
+        return process.wait(_TIMEOUT_S)
+    except BaseException:
+        # With the programs that it has started, or its linker would go on to write.
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def _gist(messages: bytes) -> str:

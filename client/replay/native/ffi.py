@@ -194,7 +194,10 @@ class Helper:
         module: Any = reason or build.load(path)
         if isinstance(module, str):
             return module
-        if (reason := torch_private.configure_helper(module)) is None:
+        reason = torch_private.configure_helper(module)
+        if (
+            reason is None and self._ops is None
+        ):  # else another thread has it by now: a second one would not know its replays
             self._ops = TensorOps(module)
         return reason
 

@@ -74,7 +74,9 @@ class Seen:
         def call(inputs: list[Any]) -> Any:
             calls[index] += 1
             # Nothing else can be bound to a recording.
-            assert all(isinstance(each, torch.Tensor | int) for each in inputs)
+            assert all(isinstance(each, torch.Tensor | int) for each in inputs), [
+                type(each) for each in inputs
+            ]
             return run(inputs)
 
         return call
@@ -225,6 +227,27 @@ def test_partitions_are_given_each_of_several_outputs(seen: Seen, dynamic: bool)
         torch.testing.assert_close(run(x), function(x), rtol=1e-4, atol=1e-3)
         assert CALLS == ["both", "some"] * 2
     assert all((each.is_split, each.partitions) == (True, 3) for each in seen.facts)
+
+
+def test_outputs_stay_with_their_call_where_inductor_moves_nodes(on_the_cpu: None) -> None:
+    """At the end of the graph, each would keep the other ones of its call alive until then."""
+    from torch._inductor import config
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        doubled, more = both(x @ x.mT)
+        return doubled @ x, more
+
+    codes: list[str] = []
+    x = torch.randn(4, 4)
+    with splitting() as seen, config.patch({"triton.cudagraphs": True}):
+        from torch._inductor.utils import run_and_get_code
+
+        found, codes = run_and_get_code(torch.compile(function), x)
+    torch.testing.assert_close(found, function(x), rtol=1e-4, atol=1e-3)
+    assert seen.facts
+    (code,) = codes
+    after_the_call = code[code.index("torch.ops.splitting.both") :]
+    assert after_the_call.index("[1]") < after_the_call.index("partitions[1]")
 
 
 @pytest.mark.parametrize("function", [lambda x: both(x)[0], torch.linalg.svdvals], ids=["custom", "library"])

@@ -90,6 +90,7 @@ def test_a_recording_serves_no_call_under_other_settings_of_a_library(
         ("buf0 = torch.ops.aten._cudnn_rnn.default(arg0)", "cudnn.enabled"),
         ("extern_kernels.addmm(arg0, arg1, arg2, out=buf0)", "cuda.matmul.allow_fp16_accumulation"),
         ("AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_convolution(arg0, arg1, &buf0));", "cudnn.enabled"),
+        ('aoti_torch_call_dispatcher("aten::_cudnn_rnn_backward", "", stack)', "cudnn.enabled"),
     ],
 )
 def test_settings_are_those_of_the_libraries_that_are_called(code: str, first: str) -> None:
@@ -98,6 +99,21 @@ def test_settings_are_those_of_the_libraries_that_are_called(code: str, first: s
     assert names[0] == first
     assert len(torch_private.switches(names)) == len(names)  # this torch tells them all
     assert "deterministic_algorithms" not in names  # Dynamo compiles a forward again
+
+
+def test_tf32_is_watched_where_it_was_allowed_by_the_newer_functions() -> None:
+    """PyTorch's older getter raises then."""
+    matmul: Any = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"
+        wanted = torch_private.switches(("cuda.matmul.allow_tf32",))
+        assert torch_private.are_set(wanted)
+        matmul.fp32_precision = "ieee"
+        assert wanted
+        assert not torch_private.are_set(wanted)
+    finally:
+        matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize("is_backward", [False, True])

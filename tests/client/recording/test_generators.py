@@ -9,7 +9,7 @@ import torch
 
 from pygraphd.client.analysis.graph_facts import GraphFacts
 from pygraphd.client.backend.driver import DriverError
-from pygraphd.client.backend.errors import LayoutMismatch
+from pygraphd.client.backend.errors import DisturbedError, LayoutMismatch
 from pygraphd.client.replay.rng import Generators, RngCursor
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.generators import Default, Generator, as_signed
@@ -94,6 +94,23 @@ def test_where_the_state_of_each_lies_is_found_though_they_have_come_equally_far
         drawing.generators[1].seed = 60 + number  # a backward is given the state of another forward
         drawing.check_launch()
     assert drawing.graph.replays == before
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_what_another_thread_draws_while_addresses_are_found_is_not_drawn_again(
+    emulator: Emulator, which: int
+) -> None:
+    drawing = Drawing(emulator, (4, 8, 12))
+    ends: list[int] = []
+
+    def addresses() -> list[int]:
+        drawing.generators[which].offset += 40
+        ends.append(drawing.generators[which].offset)
+        return [each.data_ptr() for each in drawing.words]
+
+    with pytest.raises(DisturbedError):
+        drawing.cursor.learn(addresses, 0)
+    assert drawing.generators[which].offset >= ends[0]
 
 
 def test_two_of_one_seed_cannot_be_told_apart_and_pytorch_hands_them_out(emulator: Emulator) -> None:
