@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +110,26 @@ def test_the_helper_is_compiled_only_where_graphs_can_be_recorded_and_files_writ
     can = records and not readonly
     assert (session.devices.recorder(0) is not None) is can
     assert (session.locations.cache / "compiled").exists() is can
+
+
+def test_threads_that_ask_for_a_gpu_at_once_get_one_recorder(
+    session: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the compiler is at work, and other threads run."""
+    together = threading.Barrier(3)
+
+    def made(*_: object) -> object:
+        together.wait(60)
+        return object()
+
+    monkeypatch.setattr(torch_private, "missing_for", lambda _: None)
+    monkeypatch.setattr(driver, "load", lambda: None)
+    monkeypatch.setattr(helper, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(capture, "CudaRecorder", made)
+    with ThreadPoolExecutor(3) as threads:
+        found = [*threads.map(lambda _: session.devices.recorder(0), range(3))]
+
+    assert len({id(each) for each in found}) == 1
 
 
 def test_without_a_driver_relocatable_graphs_are_missing_with_a_reason(

@@ -71,6 +71,16 @@ def test_what_recording_takes_is_counted_once_and_not_the_call_that_runs_as_kern
     assert run.recording_us == pytest.approx(2 * (counted_ms - 2 * 10) * 1e3)
 
 
+def test_calls_that_recordings_have_served_count_when_these_are_gone(case: Case) -> None:
+    run = case.make(add)
+    for _ in range(8):
+        run([case.floats(1), case.floats(1)])
+    served = run.replayed
+    assert served > 0
+    run.close()
+    assert (run.replays, run.replayed) == ((), served)
+
+
 def test_another_device_may_be_the_current_one(case: Case) -> None:
     run = case.make(add)
     case.recorder.current_device = 1

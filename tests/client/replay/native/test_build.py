@@ -121,6 +121,28 @@ def test_a_compiler_that_does_not_end_is_given_up(tmp_path: Path, monkeypatch: p
     assert list(path.parent.iterdir()) == []
 
 
+def test_a_compiler_that_is_given_up_takes_along_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its linker would go on to write a file that nobody expects any more."""
+    started = tmp_path / "started"
+    hangs = script(tmp_path / "cc", f"sleep 600 & echo $! >{started}.part; mv {started}.part {started}; wait")
+    wait = subprocess.Popen.wait
+
+    def give_up(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        if timeout is None:
+            return wait(process)
+        while not started.exists():
+            time.sleep(0.01)
+        raise subprocess.TimeoutExpired(hangs, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", give_up)
+    assert "did not end within" in str(build.compile_once(build.place(tmp_path), {"CC": hangs}))
+    status = Path(f"/proc/{started.read_text().strip()}/stat")
+    while status.exists() and status.read_text().split()[2] != "Z":  # until the signal has come
+        time.sleep(0.01)
+
+
 @pytest.mark.filterwarnings(
     "ignore:subprocess .* is still running:ResourceWarning"
 )  # Python kills it, and waits later
