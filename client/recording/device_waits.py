@@ -62,9 +62,8 @@ class DeviceWaits:
             return False
         with self._recorder.beside_captures():
             is_idle = self._ends_soon(other_streams_s)
-        self._waits_until = (
-            0.0 if is_idle else time.monotonic() + WAITS_S * 2 ** min(self._failures, MAX_DOUBLINGS)
-        )
+        pause_s = WAITS_S * 2 ** min(self._failures, MAX_DOUBLINGS)
+        self._waits_until = 0.0 if is_idle else time.monotonic() + pause_s
         self._failures = 0 if is_idle else self._failures + 1
         return is_idle
 

@@ -194,10 +194,8 @@ class Helper:
         module: Any = reason or build.load(path)
         if isinstance(module, str):
             return module
-        reason = torch_private.configure_helper(module)
-        if (
-            reason is None and self._ops is None
-        ):  # else another thread has it by now: a second one would not know its replays
+        # Another thread may have it by now, whose replays a second one would not know.
+        if (reason := torch_private.configure_helper(module)) is None and self._ops is None:
             self._ops = TensorOps(module)
         return reason
 

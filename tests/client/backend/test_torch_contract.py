@@ -421,6 +421,16 @@ def test_tensors_are_filled_again_when_a_capture_has_begun_or_failed_to() -> Non
         assert torch.zeros(2).fill_(3).tolist() == [3, 3]
 
 
+def test_a_mode_that_an_interrupt_has_left_on_fills_tensors() -> None:
+    """A second Ctrl-C may come while the first one takes the mode off."""
+    modes: Any = torch.utils._python_dispatch
+    found: list[Any] = []
+    capture._begin_capture(Beginning(lambda: found.append(modes._get_current_dispatch_mode_stack()[-1])))
+
+    with found[0]:
+        assert torch.zeros(2).fill_(3).tolist() == [3, 3]
+
+
 @pytest.fixture
 def artifacts_apart() -> Iterator[Any]:
     """Keep the artifacts of a test from those of others; return what torch collects them in."""

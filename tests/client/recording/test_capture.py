@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import signal
 import threading
+import time
 from ctypes import byref, c_int
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -27,6 +30,7 @@ from pygraphd.client.replay.relocation_table import BLOCK, Span
 from pygraphd.client.replay.stream_affinity import StreamAffinity
 from tests.support.allocator_stats import nested
 from tests.support.idle_device import IdleDevice
+from tests.support.stepped_clock import SteppedClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -366,8 +370,9 @@ def test_memory_is_not_given_back_while_the_gpu_may_wait_for_another_rank_or_the
     made._waits = DeviceWaits(made, threading.RLock())
     counts = AllocatorCounts(0, 1 << 30, 0, 0, 0)
     monkeypatch.setattr(device_waits, "has_other_ranks", lambda: ranks)
-    monkeypatch.setattr(device_waits, "BACKLOG_S", 0.1)
-    monkeypatch.setattr(device_waits, "ALONE_S", 0.1)
+    limits = ("BACKLOG_S", "OTHER_STREAMS_S", "ALONE_S")
+    for limit in limits:  # nothing takes as long on the slowest of machines, or as short where it never ends
+        monkeypatch.setattr(device_waits, limit, 60.0 if may_wait else 0.01)
     monkeypatch.setattr(device_waits, "WAITS_S", 0.0)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: over.wait())
     monkeypatch.setattr(CudaRecorder, "mark", lambda _: Event(questions))
@@ -384,9 +389,49 @@ def test_memory_is_not_given_back_while_the_gpu_may_wait_for_another_rank_or_the
         made.in_capture = bool
         assert made.may_wait() is may_wait  # a capture of the program's own says nothing of later calls
         monkeypatch.setattr(device_waits, "WAITS_S", math.inf)
+        for limit in limits:
+            monkeypatch.setattr(device_waits, limit, 0.01)
         over.clear()
         assert not made.may_wait()
         over.set()
         assert not made.may_wait()  # it is not asked again so soon
     finally:
         over.set()
+
+
+def test_a_gpu_that_goes_on_to_wait_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asked, is_idle = SteppedClock(), list[float](), False
+
+    def ask(_: float) -> bool:
+        asked.append(clock.now())
+        return is_idle
+
+    def each_second(seconds: int) -> None:
+        for _ in range(seconds):
+            clock.sleep(1.0)
+            waits.may_wait()
+
+    asking: Any = SimpleNamespace(
+        beside_captures=contextlib.nullcontext, in_capture=bool, mark=lambda: Event(0), is_idle_within=ask
+    )
+    monkeypatch.setattr(time, "monotonic", clock.now)
+    waits = DeviceWaits(asking, threading.RLock())
+    each_second(1200)
+    assert [later - earlier for earlier, later in itertools.pairwise(asked)] == [
+        5,
+        10,
+        20,
+        40,
+        80,
+        160,
+        320,
+        320,
+    ]
+
+    clock.sleep(320.0)
+    is_idle = True
+    assert waits.may_wait()
+    is_idle = False
+    asked.clear()
+    each_second(8)
+    assert len(asked) == 2  # as at first
